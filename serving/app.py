@@ -1,0 +1,94 @@
+"""`import_path` of every config: from an `AppConfig` to a Ray Serve application.
+
+Without `from __future__ import annotations`: Ray Serve parses `args:` by the class it finds in the signature.
+"""
+
+import os
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from serving.config import AppConfig
+from serving.engine import EngineReplica
+from serving.engine_args import check_engine_arguments
+from serving.ingress import Ingress
+from serving.router import WorkflowRouter
+from serving.sglang_plugin.detect import steps_aside
+
+ENGINE = "EngineReplica"
+INGRESS = "Ingress"
+_HEALTH_CHECK_TIMEOUT_S = 30
+
+
+def build_app(args: AppConfig) -> serve.Application:
+    """The application: one ingress over `num_replicas` engines.
+
+    Raises:
+        EngineArgumentError: an `engine:` argument that SGLang does not take, before anything is started.
+    """
+    engines = serve.deployment(EngineReplica, name=ENGINE).options(**engine_options(args)).bind(args)
+    ingress = serve.deployment(Ingress, name=INGRESS).options(
+        num_replicas=1,
+        max_ongoing_requests=2 * args.limits.max_inflight_requests,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=args.health.check_period_s,
+        graceful_shutdown_timeout_s=args.deployment.graceful_shutdown_timeout_s,
+    )
+    return ingress.bind(args, engines, args.model.served_name)
+
+
+def engine_options(config: AppConfig) -> dict[str, Any]:
+    """Ray Serve's deployment options of the engines.
+
+    An engine with more than one rank gets a placement group of one bundle, so that its GPUs are on one node.
+    """
+    deployment = config.deployment
+    engine = check_engine_arguments(config.engine)
+    ranks = engine.get("tp_size", 1) * engine.get("pp_size", 1)
+    gpus = deployment.num_gpus
+    if gpus is None:
+        gpus = ranks if engine.get("device", "cuda") != "cpu" and steps_aside() else 0
+    actor: dict[str, Any] = {
+        "num_cpus": deployment.num_cpus,
+        "num_gpus": gpus,
+        "resources": deployment.resources,
+        "runtime_env": {"env_vars": _environment(config)},
+    }
+    options: dict[str, Any] = {
+        "ray_actor_options": actor,
+        "max_ongoing_requests": deployment.max_ongoing_requests,
+        "max_queued_requests": deployment.max_queued_requests,
+        "graceful_shutdown_timeout_s": deployment.graceful_shutdown_timeout_s,
+        "health_check_period_s": config.health.check_period_s,
+        "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
+        "request_router_config": RequestRouterConfig(
+            request_router_class=WorkflowRouter,
+            request_router_kwargs={
+                "placement": config.model.served_name,
+                "overload_bound": config.router.overload_bound,
+                "max_workflows": config.identity.max_workflows,
+            },
+        ),
+    }
+    if deployment.autoscaling_config is not None:
+        options["autoscaling_config"] = deployment.autoscaling_config
+    else:
+        options["num_replicas"] = deployment.num_replicas
+    if ranks > 1:
+        bundle = {"CPU": deployment.num_cpus, **deployment.resources}
+        options["placement_group_bundles"] = [bundle | ({"GPU": gpus} if gpus else {})]
+        options["placement_group_strategy"] = "STRICT_PACK"
+    return options
+
+
+def _environment(config: AppConfig) -> dict[str, str]:
+    """The engine's environment: what the config says, and the compute threads of a CPU engine.
+
+    Ray would give a process as many threads as CPUs it reserves; an engine wants its share of the machine.
+    """
+    deployment = config.deployment
+    cores = len(os.sched_getaffinity(0))
+    threads = deployment.cpu_threads or max(1, cores // deployment.num_replicas)
+    # SGLang warns at import, once a process, of every kernel that this device has not.
+    return {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore::UserWarning", **deployment.env_vars}

@@ -1,0 +1,41 @@
+"""What travels between the ingress and an engine over a Serve handle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cache_actor.messages import RequestIdentity
+
+Kind = Literal["chat", "completion"]
+JSON = "application/json"
+SSE = "text/event-stream"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCall:
+    """One call on its way to an engine. `body` is the client's JSON, not yet validated."""
+
+    kind: Kind
+    body: dict[str, Any]
+    identity: RequestIdentity
+    rid: str
+    anchor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineQuery:
+    """A question to one named engine."""
+
+    engine: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The first thing an engine answers. With media type SSE more chunks (`bytes`) follow; else this is all."""
+
+    status: int
+    media_type: str
+    engine: str
+    body: bytes
+    retry_after_s: int | None = None

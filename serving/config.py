@@ -1,0 +1,164 @@
+"""The pydantic models of `args:` in a Serve config file. Each field's description is its reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+
+
+class StrictModel(BaseModel):
+    """Refuses unknown keys, so that a typing error in a config file is an error and not a silent default."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RandomQwen3Config(StrictModel):
+    """Sizes of the built-in `random-qwen3`: a Qwen3 with random weights, for tests and cache benchmarks.
+
+    The defaults have the ratio of prefill to decode cost of a 14B model on a workstation GPU.
+    """
+
+    seed: int = Field(0, description="Seed of the weights; equal sizes and seed give equal weights.")
+    vocab_size: PositiveInt = Field(2048, ge=300, description="Tokens of the byte-level BPE vocabulary.")
+    hidden_size: PositiveInt = 256
+    intermediate_size: PositiveInt = 768
+    num_hidden_layers: PositiveInt = 4
+    num_attention_heads: PositiveInt = 4
+    num_key_value_heads: PositiveInt = 2
+    head_dim: PositiveInt = 64
+    max_position_embeddings: PositiveInt = Field(32768, description="Context length, in tokens.")
+
+
+class ModelConfig(StrictModel):
+    """Which model the engines serve."""
+
+    source: str = Field(
+        "smollm2-135m",
+        min_length=1,
+        description="A local folder, a hub id, or a built-in name: `smollm2-135m`, `random-qwen3`.",
+    )
+    name: str | None = Field(
+        None, min_length=1, description="The name clients use; by default the last part of `source`."
+    )
+    random: RandomQwen3Config = Field(
+        default_factory=lambda: RandomQwen3Config(), description="Sizes of `random-qwen3`; ignored otherwise."
+    )
+
+    @property
+    def served_name(self) -> str:
+        return self.name or self.source.rstrip("/").rsplit("/", 1)[-1]
+
+
+class HealthConfig(StrictModel):
+    """When an engine counts as stuck. It is judged by progress, never by how long a call takes."""
+
+    stall_s: PositiveFloat = Field(
+        60.0, description="Seconds without a sign of life from a scheduler that has nothing long to do."
+    )
+    stall_s_per_token: float = Field(
+        0.05, ge=0, description="Further patience per token of the forward that runs, in seconds."
+    )
+    no_progress_s: PositiveFloat = Field(
+        300.0, description="Seconds in which calls wait or run and no forward starts, though the scheduler lives."
+    )
+    check_period_s: PositiveFloat = Field(2.0, description="How often Ray Serve asks, in seconds.")
+
+
+class DeploymentConfig(StrictModel):
+    """How Ray Serve runs the engines."""
+
+    num_replicas: PositiveInt = Field(1, description="Engines; ignored with `autoscaling_config`.")
+    autoscaling_config: dict[str, Any] | None = Field(
+        None, description="Passed to Ray Serve as it is: `min_replicas`, `max_replicas`, …"
+    )
+    num_cpus: PositiveFloat = Field(1, description="CPUs that Ray reserves for an engine.")
+    num_gpus: int | None = Field(
+        None, ge=0, description="GPUs of an engine; by default `tp_size × pp_size` where SGLang runs on GPUs, else 0."
+    )
+    cpu_threads: PositiveInt | None = Field(
+        None, description="Compute threads of a CPU engine; by default the machine's cores, shared by `num_replicas`."
+    )
+    resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of an engine.")
+    max_ongoing_requests: PositiveInt = Field(256, description="Calls that one engine is given at once.")
+    max_queued_requests: int = Field(
+        1024, ge=1, description="Calls that wait at the ingress for an engine; beyond it a call is answered with 429."
+    )
+    graceful_shutdown_timeout_s: PositiveFloat = Field(
+        20.0, description="Seconds a stopping engine may take to finish its calls."
+    )
+    env_vars: dict[str, str] = Field(default_factory=dict, description="Environment of the engine's processes.")
+
+
+class LimitsConfig(StrictModel):
+    """What the ingress accepts."""
+
+    max_body_bytes: PositiveInt = Field(32 * 2**20, description="Largest request body; beyond it 413.")
+    max_inflight_requests: PositiveInt = Field(4096, description="Calls inside the ingress at once; beyond it 429.")
+    retry_after_s: PositiveInt = Field(2, description="What `Retry-After` says with a 429 or a 503, in seconds.")
+    engine_wait_s: PositiveFloat = Field(
+        5.0, description="Seconds that a call waits while no engine is running, before its 503."
+    )
+
+
+class SessionHeaders(StrictModel):
+    """The request headers in which one vendor's clients name their session (matched without regard to case)."""
+
+    session: str
+    child: str | None = Field(None, description="Session of a sub-agent; when sent, `session` is its parent.")
+    parent: str | None = None
+    final: str | None = None
+    agent: str | None = None
+
+
+VENDOR_HEADERS: tuple[SessionHeaders, ...] = (
+    SessionHeaders(session="x-dynamo-session-id", parent="x-dynamo-parent-session-id", final="x-dynamo-session-final"),
+    SessionHeaders(
+        session="x-claude-code-session-id",
+        child="x-claude-code-agent-id",
+        parent="x-claude-code-parent-agent-id",
+    ),
+    SessionHeaders(session="thread-id", parent="x-codex-parent-thread-id", agent="x-openai-subagent"),
+    SessionHeaders(session="session_id", parent="x-codex-parent-thread-id", agent="x-openai-subagent"),
+    SessionHeaders(session="x-opencode-session", parent="x-opencode-parent-session", agent="x-opencode-subagent"),
+)
+
+
+class IdentityConfig(StrictModel):
+    """How a request is told its workflow and its agent, and how long a workflow lives."""
+
+    vendor_headers: tuple[SessionHeaders, ...] = Field(
+        VENDOR_HEADERS, description="After our own and the `x-session-id` headers, in this order."
+    )
+    idle_timeout_s: PositiveFloat = Field(
+        900.0, description="Seconds without a call after which a workflow counts as ended."
+    )
+    max_workflows: PositiveInt = Field(
+        100_000, description="Workflows that are remembered; beyond it the oldest ended, then the longest idle go."
+    )
+    max_conversations: PositiveInt = Field(
+        50_000, description="Conversations that untagged calls are matched against; the oldest are forgotten."
+    )
+
+
+class RouterConfig(StrictModel):
+    """Which engine gets a workflow."""
+
+    overload_bound: float = Field(
+        1.25, ge=1.0, description="No engine gets more than this times the mean number of live workflows."
+    )
+
+
+class AppConfig(StrictModel):
+    """`args:` of an application whose `import_path` is `serving.app:build_app`."""
+
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    engine: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Any SGLang server argument, by its Python name (`tp_size`, `max_total_tokens`, …).",
+    )
+    deployment: DeploymentConfig = Field(default_factory=DeploymentConfig)
+    health: HealthConfig = Field(default_factory=HealthConfig)
+    limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    identity: IdentityConfig = Field(default_factory=IdentityConfig)
+    router: RouterConfig = Field(default_factory=RouterConfig)

@@ -1,0 +1,205 @@
+"""EngineReplica: owns one SGLang engine, its health and its shutdown. The Serve deployment around `OpenAIApi`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+from ray import serve
+
+from cache_actor.messages import Beat, CallStarted
+from serving.calls import EngineCall, EngineQuery, Reply
+from serving.config import AppConfig
+from serving.errors import ApiError, engine_down, sse_event
+from serving.health import EngineHealth
+from serving.logs import log_through_serve
+from serving.run_directory import RunDirectory
+from serving.sglang_plugin.channel import EventReceiver, new_address
+
+if TYPE_CHECKING:
+    from serving.openai_api import OpenAIApi
+
+logger = logging.getLogger("forecache")
+
+_MONITOR_PERIOD_S = 0.5
+_LAST_WORDS_S = 0.5
+_RECENT_CALLS = 256
+
+
+class EngineReplica:
+    """One SGLang engine: tokenizer in this actor's process, scheduler and detokenizer in children of it.
+
+    When the engine dies or gets stuck, the calls in flight are answered with a retryable 503 at once and the actor
+    exits, so that Ray Serve starts another and no router sends more here.
+    """
+
+    def __init__(self, config: AppConfig) -> None:
+        log_through_serve()
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._engine_id: str = serve.get_replica_context().replica_id.unique_id
+        self._calls: dict[str, Parts] = {}
+        self._recent: OrderedDict[str, CallStarted] = OrderedDict()
+        self._released = threading.Event()
+        self._engine: Any = None
+        self._run_directory = RunDirectory.create()
+        try:
+            self._start()
+        except BaseException:
+            self._release()
+            raise
+
+    def _start(self) -> None:
+        from serving.sglang_engine import openai_api, start_engine
+
+        started = time.monotonic()
+        channel = new_address()
+        self._events = EventReceiver(channel)
+        self._engine = start_engine(self._config, self._engine_id, channel, self._run_directory)
+        self._api = openai_api(self._engine, self._config, self._engine_id)
+        self._health = EngineHealth(self._config.health, time.monotonic())
+        self._tasks = [self._loop.create_task(self._read_events()), self._loop.create_task(self._monitor())]
+        processes = multiprocessing.active_children()
+        threading.Thread(target=self._watch, args=(processes,), name="forecache-watch", daemon=True).start()
+        logger.info("forecache engine %s: ready after %.1f s", self._engine_id, time.monotonic() - started)
+
+    async def call(self, call: EngineCall) -> AsyncIterator[Reply | bytes]:
+        """Answers one call. A consumer that goes away (cancellation) aborts it in the engine."""
+        parts = Parts()
+        self._calls[call.rid] = parts
+        if self._health.dead:
+            parts.fail(self._api, self._down(self._health.dead))
+        pump = self._loop.create_task(self._pump(call, parts))
+        try:
+            async for part in parts:
+                yield part
+        finally:
+            del self._calls[call.rid]
+            pump.cancel()
+
+    async def status(self, query: EngineQuery) -> dict[str, Any]:
+        """What this engine is doing now, and the calls that its scheduler saw last, as `CallStarted` fields."""
+        return {
+            "id": self._engine_id,
+            "model": self._config.model.served_name,
+            "healthy": self._health.problem(time.monotonic()) is None,
+            "calls": len(self._calls),
+            **self._health.snapshot(),
+            "pids": [process.pid for process in multiprocessing.active_children()],
+        }
+
+    async def recent_calls(self, query: EngineQuery) -> list[CallStarted]:
+        """The last calls that reached the scheduler, oldest first, as the scheduler saw them."""
+        return list(self._recent.values())
+
+    async def check_health(self) -> None:
+        if problem := self._health.problem(time.monotonic()):
+            raise RuntimeError(problem)
+
+    async def _pump(self, call: EngineCall, parts: Parts) -> None:
+        try:
+            async for part in self._api.answer(call):
+                parts.put(part)
+        except Exception:
+            logger.exception("forecache engine %s: call %s failed", self._engine_id, call.rid)
+            parts.fail(self._api, ApiError(500, "the engine failed to answer; its log has the reason"))
+        finally:
+            parts.end()
+
+    async def _read_events(self) -> None:
+        async for message in self._events.messages():
+            if isinstance(message, Beat):
+                self._health.on_beat(message, time.monotonic())
+            else:
+                self._recent[message.rid] = message
+                while len(self._recent) > _RECENT_CALLS:
+                    self._recent.popitem(last=False)
+
+    async def _monitor(self) -> None:
+        while True:
+            await asyncio.sleep(_MONITOR_PERIOD_S)
+            if problem := self._health.problem(time.monotonic()):
+                await self._die(problem)
+
+    def _watch(self, processes: list[Any]) -> None:
+        """Waits, in a thread of its own, for the first of the engine's processes to end."""
+        by_sentinel = {process.sentinel: process for process in processes}
+        ended = by_sentinel[multiprocessing.connection.wait(list(by_sentinel))[0]]  # type: ignore[index]
+        if not self._released.is_set():
+            ended.join(timeout=1)
+            reason = f"process {ended.name} (pid {ended.pid}) ended with exit code {ended.exitcode}"
+            asyncio.run_coroutine_threadsafe(self._die(reason), self._loop)
+
+    async def _die(self, reason: str) -> None:
+        if self._health.dead:
+            return
+        self._health.on_process_exit(reason)
+        logger.error("forecache engine %s: %s; failing %d calls", self._engine_id, reason, len(self._calls))
+        for parts in list(self._calls.values()):
+            parts.fail(self._api, self._down(reason))
+        await asyncio.sleep(_LAST_WORDS_S)
+        await asyncio.to_thread(self._release)
+        os._exit(1)
+
+    def _down(self, reason: str) -> ApiError:
+        return engine_down(reason, self._config.limits.retry_after_s)
+
+    def _release(self) -> None:
+        """Ends every process of the engine and removes its files; may be called in any state, and twice."""
+        self._released.set()
+        if self._engine is not None:
+            self._engine.shutdown()
+        for process in multiprocessing.active_children():
+            process.kill()
+        self._run_directory.remove()
+
+    def __del__(self) -> None:
+        """Ray Serve calls this when the replica stops, before it kills the actor."""
+        self._release()
+
+
+class Parts:
+    """What the engine has said of one call and nobody has taken yet. Chunks that pile up are taken as one."""
+
+    def __init__(self) -> None:
+        self._untaken: list[Reply | bytes] = []
+        self._changed = asyncio.Event()
+        self._begun = False
+        self._ended = False
+
+    def put(self, part: Reply | bytes) -> None:
+        if not self._ended:
+            self._begun = True
+            self._untaken.append(part)
+            self._changed.set()
+
+    def fail(self, api: OpenAIApi, error: ApiError) -> None:
+        """Ends the call with an error: as its reply, or as the last event of a stream that has begun."""
+        self.put(sse_event(error) if self._begun else api.error_reply(error))
+        self.end()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[Reply | bytes]:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            untaken, self._untaken = self._untaken, []
+            chunks = [part for part in untaken if isinstance(part, bytes)]
+            for part in untaken:
+                if isinstance(part, Reply):
+                    yield part
+            if chunks:
+                yield b"".join(chunks)
+            if self._ended and not self._untaken:
+                return

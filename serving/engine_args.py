@@ -1,0 +1,129 @@
+"""From the `engine:` block of a config to SGLang's server arguments, with errors a person can act on.
+
+Imports SGLang's argument class (some seconds), never the engine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from serving.config import AppConfig
+
+
+class EngineArgumentError(ValueError):
+    """An `engine:` argument that SGLang does not have, of a wrong type, or that Forecache sets itself."""
+
+
+OWNED = {
+    "model_path": "`model.source` names the model",
+    "served_model_name": "`model.name` names it for clients",
+    "host": "the HTTP front is Ray Serve's: set `http_options.host`",
+    "port": "the HTTP front is Ray Serve's: set `http_options.port`",
+    "enable_cache_report": "it is always on",
+    "nnodes": "an engine lives on one node; use more replicas",
+    "node_rank": "an engine lives on one node; use more replicas",
+}
+
+# What SGLang needs to run on forecache's CPU platform; a config may still set each of them.
+CPU_DEFAULTS: dict[str, Any] = {
+    "device": "cpu",
+    "disable_overlap_schedule": True,
+    "sampling_backend": "pytorch",
+    "grammar_backend": "xgrammar",
+    "sleep_on_idle": True,
+    "page_size": 1,
+}
+CPU_HICACHE_DEFAULTS: dict[str, Any] = {
+    "hicache_io_backend": "direct",
+    "hicache_mem_layout": "layer_first",
+    "hicache_write_policy": "write_through",
+}
+
+
+def check_engine_arguments(engine: dict[str, Any]) -> dict[str, Any]:
+    """The `engine:` block with values in SGLang's own types (`"32k"` becomes 32000 where SGLang reads it so).
+
+    Raises:
+        EngineArgumentError: an unknown argument (the nearest is named), one that Forecache sets itself, or a value
+            that SGLang's argument class refuses.
+    """
+    from sglang.srt.arg_groups.arg_utils import Arg
+
+    known = _server_arguments()
+    checked: dict[str, Any] = {}
+    for given, value in engine.items():
+        name = given.replace("-", "_")
+        if name in OWNED:
+            raise EngineArgumentError(f"engine.{given} cannot be set here: {OWNED[name]}")
+        if name not in known:
+            raise EngineArgumentError(_unknown(given, known))
+        annotation = known[name]
+        argument = next((a for a in typing.get_args(annotation)[1:] if isinstance(a, Arg)), None)
+        checked[name] = _check_value(name, value, annotation, argument)
+    return checked
+
+
+def engine_arguments(config: AppConfig, model_path: str, on_cpu: bool) -> dict[str, Any]:
+    """The keyword arguments of `sglang.Engine` for this config.
+
+    Args:
+        config: a config whose `engine:` block `check_engine_arguments` accepts.
+        model_path: what `serving.models.prepare_model` returned.
+        on_cpu: whether forecache's CPU platform serves.
+    """
+    engine = check_engine_arguments(config.engine)
+    arguments: dict[str, Any] = {"log_level": "error"}
+    if on_cpu:
+        arguments |= CPU_DEFAULTS
+        if engine.get("enable_hierarchical_cache"):
+            arguments |= CPU_HICACHE_DEFAULTS
+    arguments |= engine
+    arguments |= {
+        "model_path": model_path,
+        "served_model_name": config.model.served_name,
+        "enable_cache_report": True,
+    }
+    return arguments
+
+
+def _server_arguments() -> dict[str, Any]:
+    import msgspec
+    from sglang.srt.server_args import ServerArgs
+
+    return {field.name: field.type for field in msgspec.structs.fields(ServerArgs)}
+
+
+def _unknown(given: str, known: dict[str, Any]) -> str:
+    from sglang.srt.arg_groups.arg_utils import Arg
+
+    spellings = {name: name for name in known}
+    for name, annotation in known.items():
+        for argument in typing.get_args(annotation)[1:]:
+            if isinstance(argument, Arg):
+                spellings |= {alias.lstrip("-").replace("-", "_"): name for alias in argument.aliases or ()}
+    wanted = given.lstrip("-").replace("-", "_")
+    near = difflib.get_close_matches(wanted, spellings, n=1, cutoff=0.6)
+    hint = f"; did you mean {spellings[near[0]]!r}?" if near else ""
+    return f"engine.{given} is not an SGLang server argument{hint}"
+
+
+def _check_value(name: str, value: Any, annotation: Any, argument: Any) -> Any:
+    if argument is not None and argument.type_parser is not None and isinstance(value, str):
+        try:
+            value = argument.type_parser(value)
+        except Exception as error:  # each argument has a parser of its own, with errors of its own
+            raise EngineArgumentError(f"engine.{name}: {value!r} cannot be read: {error}") from error
+    adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
+    try:
+        value = adapter.validate_python(value)
+    except ValidationError as error:
+        reasons = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
+        raise EngineArgumentError(f"engine.{name} cannot be {value!r}: {reasons}") from error
+    choices = getattr(argument, "choices", None)
+    if choices and value is not None and value not in choices:
+        raise EngineArgumentError(f"engine.{name} cannot be {value!r}; choose from {', '.join(map(str, choices))}")
+    return value

@@ -1,0 +1,71 @@
+"""Is an engine healthy? Judged by progress, never by how long a call takes. Pure code; time is a parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache_actor.messages import Beat
+from serving.config import HealthConfig
+
+
+@dataclass(slots=True)
+class _Rank:
+    beat: Beat
+    at: float
+
+
+class EngineHealth:
+    """What the beats of an engine's scheduler processes say.
+
+    * no beat for `stall_s`, plus `stall_s_per_token` for each token of the forward that was announced: stuck;
+    * beats, but calls are there and no forward has started for `no_progress_s`: stuck;
+    * a process of the engine has ended: dead, for good.
+    """
+
+    def __init__(self, config: HealthConfig, now: float) -> None:
+        self._config = config
+        self._ranks: dict[int, _Rank] = {}
+        self._forwards = -1
+        self._moved = now
+        self._dead: str | None = None
+
+    @property
+    def dead(self) -> str | None:
+        """Why the engine is gone for good, None while its processes live."""
+        return self._dead
+
+    def on_beat(self, beat: Beat, now: float) -> None:
+        self._ranks[beat.pid] = _Rank(beat, now)
+        busy = beat.running or beat.waiting or beat.forward_tokens
+        if beat.forwards != self._forwards or not busy:
+            self._moved = now
+        if beat.rank == 0:
+            self._forwards = beat.forwards
+
+    def on_process_exit(self, reason: str) -> None:
+        self._dead = self._dead or reason
+
+    def problem(self, now: float) -> str | None:
+        """Why the engine is unhealthy, None if it is not."""
+        if self._dead:
+            return self._dead
+        for rank in self._ranks.values():
+            patience = self._config.stall_s + self._config.stall_s_per_token * rank.beat.forward_tokens
+            if now - rank.at > patience:
+                doing = f"a forward of {rank.beat.forward_tokens} tokens" if rank.beat.forward_tokens else "its loop"
+                return (
+                    f"scheduler rank {rank.beat.rank} (pid {rank.beat.pid}) is stuck in {doing}: "
+                    f"no sign of life for {now - rank.at:.1f} s, limit {patience:.1f} s"
+                )
+        if now - self._moved > self._config.no_progress_s:
+            return f"calls are waiting and no forward has started for {now - self._moved:.1f} s"
+        return None
+
+    def snapshot(self) -> dict[str, int]:
+        """The newest figures of rank 0: calls running and waiting in the scheduler, forwards so far."""
+        beat = next((rank.beat for rank in self._ranks.values() if rank.beat.rank == 0), None)
+        return {
+            "running": beat.running if beat else 0,
+            "waiting": beat.waiting if beat else 0,
+            "forwards": beat.forwards if beat else 0,
+        }

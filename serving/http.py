@@ -1,0 +1,89 @@
+"""HTTP without Ray: reading bodies, error handlers, reply headers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.exceptions import HTTPException
+
+from cache_actor.messages import RequestIdentity
+from serving.errors import ApiError, invalid_request
+
+logger = logging.getLogger("forecache")
+
+
+async def read_json(request: Request, limit: int) -> dict[str, Any]:
+    """The JSON object in a request's body.
+
+    Raises:
+        ApiError: 413 for a body of more than `limit` bytes, 400 for one that is not a JSON object.
+    """
+    announced = request.headers.get("content-length", "")
+    size = int(announced) if announced.isdigit() else 0
+    data = bytearray()
+    if size <= limit:
+        async for chunk in request.stream():
+            data += chunk
+            size = max(size, len(data))
+            if size > limit:
+                break
+    if size > limit:
+        raise ApiError(413, f"the body has {size} bytes or more; the limit is {limit}", code="body_too_large")
+    try:
+        body = orjson.loads(bytes(data))
+    except orjson.JSONDecodeError as error:
+        raise invalid_request(f"the body is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise invalid_request(f"the body is a JSON {type(body).__name__}; an object is needed")
+    return body
+
+
+def identity_headers(identity: RequestIdentity) -> Mapping[str, str]:
+    """Identity as reply headers; what a header cannot carry is percent-encoded."""
+    plain = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
+    return {
+        "x-workflow-id": quote(identity.workflow, safe=plain),
+        "x-agent-name": quote(identity.agent, safe=plain),
+    }
+
+
+def new_api() -> FastAPI:
+    """A FastAPI application whose every error is an OpenAI error object."""
+    api = FastAPI(title="Forecache", docs_url=None, redoc_url=None, openapi_url=None)
+    api.add_exception_handler(ApiError, _api_error)
+    api.add_exception_handler(HTTPException, _http_error)
+    api.add_exception_handler(RequestValidationError, _bad_parameter)
+    api.add_exception_handler(Exception, _unexpected)
+    return api
+
+
+async def _api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return JSONResponse(error.body(), status_code=error.status, headers=error.headers())
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    detail = f"{request.method} {request.url.path}: {error.detail}"
+    response = await _api_error(request, ApiError(error.status_code, detail))
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _bad_parameter(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return await _api_error(request, invalid_request(f"{name}: {first['msg']}, got {first['input']!r}", param=name))
+
+
+async def _unexpected(request: Request, error: Exception) -> Response:
+    logger.error("forecache: %s %s failed", request.method, request.url.path, exc_info=error)
+    return await _api_error(request, ApiError(500, "internal error; the log of the ingress has the reason"))

@@ -1,0 +1,288 @@
+"""The OpenAI-compatible HTTP front: identity and lifecycle of workflows, limits, errors. No model code runs here.
+
+Without `from __future__ import annotations`: Serve ships the FastAPI app by value, and there annotations that are
+strings would not be found again.
+"""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray import serve
+from ray.exceptions import RayActorError, RayError, TaskCancelledError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
+from ray.serve.handle import DeploymentHandle
+from starlette.requests import ClientDisconnect
+
+from cache_actor.messages import RequestIdentity
+from cache_actor.workflows import State, Workflow, WorkflowRegistry
+from serving.calls import EngineCall, EngineQuery, Kind, Reply
+from serving.config import AppConfig
+from serving.conversations import ConversationIndex
+from serving.errors import ApiError, engine_down, invalid_request, sse_event
+from serving.http import identity_headers, new_api, read_json
+from serving.identity import Identified, identify
+from serving.logs import log_through_serve
+from serving.placement import Placement, placement_named
+
+logger = logging.getLogger("forecache")
+
+# Fields of SGLang's request classes that are between an orchestrator and its engines, never a client's.
+_NOT_THE_CLIENTS = (
+    "kv_hints",
+    "rid",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "session_params",
+)
+_EXPIRE_PERIOD_S = 1.0
+
+api = new_api()
+
+
+@serve.ingress(api)
+class Ingress:
+    """One replica. It holds the registry of workflows, so there is one of it."""
+
+    def __init__(self, config: AppConfig, engines: DeploymentHandle, placement: str) -> None:
+        log_through_serve()
+        self._config = config
+        self._engines = engines.options(stream=True)
+        self._queries = engines
+        self._placement: Placement = placement_named(
+            placement, config.router.overload_bound, config.identity.max_workflows
+        )
+        self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
+        self._conversations = ConversationIndex(config.identity.max_conversations)
+        self._created = int(time.time())
+        self._inflight = 0
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(self._expire()), loop.create_task(self._meet_engines())]
+
+    @api.post("/v1/chat/completions")
+    async def chat(self, request: Request) -> Response:
+        return await self._call("chat", request)
+
+    @api.post("/v1/completions")
+    async def completion(self, request: Request) -> Response:
+        return await self._call("completion", request)
+
+    @api.get("/v1/models")
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [self._model()]}
+
+    @api.get("/v1/models/{name:path}")
+    async def model(self, name: str) -> dict[str, Any]:
+        self._check_model(name)
+        return self._model()
+
+    @api.get("/health")
+    async def health(self) -> Response:
+        engines = self._placement.engines()
+        status = "ok" if engines else "no engine is running"
+        return JSONResponse({"status": status, "engines": len(engines)}, status_code=200 if engines else 503)
+
+    @api.get("/v1/engines")
+    async def engines(self) -> dict[str, Any]:
+        answers = await asyncio.gather(
+            *(self._queries.status.remote(EngineQuery(engine)) for engine in self._placement.engines()),
+            return_exceptions=True,
+        )
+        load = self._placement.load()
+        found = [{**answer, "workflows": load.get(answer["id"], 0)} for answer in answers if isinstance(answer, dict)]
+        return {"object": "list", "data": found}
+
+    @api.get("/v1/workflows")
+    async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
+        if state is not None and state not in State:
+            raise invalid_request(f"state cannot be {state!r}; choose from {', '.join(State)}", param="state")
+        if limit < 1:
+            raise invalid_request(f"limit cannot be {limit}; it is at least 1", param="limit")
+        wanted = list(self._registry.workflows(State(state) if state else None))[-limit:]
+        return {
+            "object": "list",
+            "counts": self._registry.counts(),
+            "data": [self._workflow(workflow) for workflow in wanted],
+        }
+
+    @api.get("/v1/workflows/{workflow_id:path}")
+    async def workflow(self, workflow_id: str) -> dict[str, Any]:
+        return self._workflow(self._known(workflow_id))
+
+    @api.delete("/v1/workflows/{workflow_id:path}")
+    async def end_workflow(self, workflow_id: str) -> dict[str, Any]:
+        workflow = self._known(workflow_id)
+        self._registry.end(workflow_id, time.time())
+        self._release_ended()
+        return self._workflow(workflow)
+
+    async def _call(self, kind: Kind, request: Request) -> Response:
+        request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
+        headers: dict[str, str] = {}  # Serve's proxy adds x-request-id, the client's own if it sent one
+        if self._inflight >= self._config.limits.max_inflight_requests:
+            error = self._overloaded(f"{self._inflight} requests are in the server; the limit is that many")
+            return JSONResponse(error.body(), error.status, headers | error.headers())
+        self._inflight += 1
+        identity: RequestIdentity | None = None
+        handed_over = False
+        try:
+            body = self._clean(await read_json(request, self._config.limits.max_body_bytes))
+            identified = identify(request.headers, body, self._config.identity, self._conversations)
+            identity = identified.identity
+            headers |= identity_headers(identity)
+            self._begin(identified)
+            parts = self._parts(EngineCall(kind, body, identity, request_id, identified.anchor))
+            reply = await anext(parts)
+            assert isinstance(reply, Reply)
+            headers["x-engine-id"] = reply.engine
+            if reply.retry_after_s is not None:
+                headers["retry-after"] = str(reply.retry_after_s)
+            if reply.media_type != "text/event-stream":
+                return Response(reply.body, reply.status, headers, reply.media_type)
+            handed_over = True
+            stream = self._stream(reply, parts, identity)
+            return StreamingResponse(stream, reply.status, headers, reply.media_type)
+        except ApiError as error:
+            return JSONResponse(error.body(), error.status, headers | error.headers())
+        except ClientDisconnect:
+            return Response(status_code=499)
+        finally:
+            if not handed_over:
+                self._over(identity)
+
+    async def _parts(self, call: EngineCall) -> AsyncIterator[Reply | bytes]:
+        """What the engine says; every way in which it can fail to is an `ApiError`."""
+        response = self._engines.call.remote(call)
+        parts = aiter(response)
+        finished = False
+        try:
+            yield await self._first(anext(parts))
+            async for part in parts:
+                yield part
+            finished = True
+        except BackPressureError as error:
+            raise self._overloaded("every engine is busy and the queue is full") from error
+        except (RayActorError, DeploymentUnavailableError) as error:
+            raise self._down(f"it was lost while it answered ({type(error).__name__})") from error
+        except (RequestCancelledError, TaskCancelledError) as error:
+            raise self._down("the call was cancelled by the server") from error
+        except RayError as error:
+            logger.exception("forecache: call %s failed", call.rid)
+            raise ApiError(500, "the engine failed to answer; the log of the ingress has the reason") from error
+        finally:
+            if not finished:
+                response.cancel()
+
+    async def _first(self, coming: Any) -> Reply:
+        """The first part; an error when there is still no engine after a while."""
+        task = asyncio.ensure_future(coming)
+        try:
+            while not task.done():
+                await asyncio.wait({task}, timeout=self._config.limits.engine_wait_s)
+                if not task.done() and not self._placement.engines():
+                    raise self._down("none is running")
+            return task.result()  # type: ignore[no-any-return]
+        finally:
+            task.cancel()
+
+    async def _stream(
+        self, reply: Reply, parts: AsyncIterator[Reply | bytes], identity: RequestIdentity
+    ) -> AsyncIterator[bytes]:
+        try:
+            yield reply.body
+            async for part in parts:
+                yield part  # type: ignore[misc]
+        except ApiError as error:
+            yield sse_event(error)
+        finally:
+            await parts.aclose()  # type: ignore[attr-defined]
+            self._over(identity)
+
+    def _clean(self, body: dict[str, Any]) -> dict[str, Any]:
+        model = body.get("model")
+        if not isinstance(model, str):
+            raise invalid_request(f"model cannot be {model!r}; a string is needed", param="model")
+        self._check_model(model)
+        return {name: value for name, value in body.items() if name not in _NOT_THE_CLIENTS}
+
+    def _check_model(self, name: str) -> None:
+        served = self._config.model.served_name
+        if name != served and not name.startswith(f"{served}:"):  # after the colon: a LoRA adapter, SGLang's to check
+            raise ApiError(
+                404, f"the model {name!r} does not exist; this server has {served!r}", "model_not_found", "model"
+            )
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self._config.model.served_name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "forecache",
+        }
+
+    def _begin(self, identified: Identified) -> None:
+        self._registry.begin_call(identified.identity, time.time())
+        if identified.identity.source == "inferred":
+            self._conversations.remember(identified.conversation, identified.identity.workflow)
+        self._release_ended()
+
+    def _over(self, identity: RequestIdentity | None) -> None:
+        self._inflight -= 1
+        if identity is not None:
+            self._registry.end_call(identity, time.time())
+            self._release_ended()
+
+    def _release_ended(self) -> None:
+        for workflow_id in self._registry.take_ended():
+            self._placement.release(workflow_id)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(_EXPIRE_PERIOD_S)
+            self._registry.expire(time.time())
+            self._release_ended()
+
+    async def _meet_engines(self) -> None:
+        """Serve makes the router at the first request; until then nobody here would know of any engine."""
+        await self._queries.status.remote(EngineQuery("any"))
+
+    def _known(self, workflow_id: str) -> Workflow:
+        workflow = self._registry.get(workflow_id)
+        if workflow is None:
+            raise ApiError(404, f"there is no workflow {workflow_id!r}", "workflow_not_found", "workflow_id")
+        return workflow
+
+    def _workflow(self, workflow: Workflow) -> dict[str, Any]:
+        return {
+            "id": workflow.id,
+            "object": "workflow",
+            "state": workflow.state,
+            "source": workflow.source,
+            "parent": workflow.parent,
+            "tenant": workflow.tenant,
+            "priority": workflow.priority,
+            "engine": self._placement.engine_of(workflow.id),
+            "calls": workflow.calls,
+            "running": workflow.running,
+            "agents": workflow.agents,
+            "current_agent": workflow.current_agent,
+            "created": workflow.created,
+            "last_seen": workflow.last_seen,
+            "ended": workflow.ended,
+            "end_reason": workflow.end_reason,
+        }
+
+    def _overloaded(self, reason: str) -> ApiError:
+        return ApiError(429, reason, "overloaded", retry_after_s=self._config.limits.retry_after_s)
+
+    def _down(self, reason: str) -> ApiError:
+        return engine_down(reason, self._config.limits.retry_after_s)

@@ -1,0 +1,114 @@
+"""Which engine a workflow lives on: the decision behind `serving.router`, pure and thread-safe."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+
+class Placement:
+    """Where each workflow lives.
+
+    A new workflow goes to the first engine of its rendezvous order that has room: no engine gets more than
+    `overload_bound` times the mean number of live workflows (rendezvous hashing with bounded loads). It stays there
+    until it is released or the engine goes; a new engine moves nobody. An untagged workflow is placed by the hash of
+    its agent's anchor, so that equal anchors share a cache, and without an anchor on the least loaded engine.
+
+    Args:
+        overload_bound: at least 1.
+        max_workflows: placements that are remembered; the longest unused is forgotten first.
+    """
+
+    def __init__(self, overload_bound: float = 1.25, max_workflows: int = 100_000) -> None:
+        self._bound = overload_bound
+        self._max = max_workflows
+        self._lock = threading.Lock()
+        self._engine_of: OrderedDict[str, str] = OrderedDict()
+        self._load: dict[str, int] = {}
+
+    def engines(self) -> list[str]:
+        with self._lock:
+            return list(self._load)
+
+    def load(self) -> dict[str, int]:
+        """Live workflows by engine."""
+        with self._lock:
+            return dict(self._load)
+
+    def engine_of(self, workflow: str) -> str | None:
+        with self._lock:
+            return self._engine_of.get(workflow)
+
+    def set_engines(self, engines: Iterable[str]) -> None:
+        """The engines that exist now. The workflows of one that is gone are placed anew at their next call."""
+        with self._lock:
+            wanted = set(engines)
+            if wanted == self._load.keys():
+                return
+            self._engine_of = OrderedDict((w, e) for w, e in self._engine_of.items() if e in wanted)
+            self._load = dict.fromkeys(sorted(wanted), 0)
+            for engine in self._engine_of.values():
+                self._load[engine] += 1
+
+    def drop_engine(self, engine: str) -> None:
+        self.set_engines(e for e in self.engines() if e != engine)
+
+    def release(self, workflow: str) -> None:
+        """The workflow has ended: it no longer counts, and may be placed elsewhere if it comes back."""
+        with self._lock:
+            engine = self._engine_of.pop(workflow, None)
+            if engine is not None:
+                self._load[engine] -= 1
+
+    def place(
+        self, workflow: str, anchor: str | None, tagged: bool, calls: Mapping[str, int] | None = None
+    ) -> str | None:
+        """The engine for a call of `workflow`; None when there is no engine.
+
+        Args:
+            workflow: its id.
+            anchor: hash of the agent's anchor, if it has one.
+            tagged: whether the client named the workflow.
+            calls: calls in flight by engine, for the least loaded; an engine that is not in it has none.
+        """
+        with self._lock:
+            engine = self._engine_of.get(workflow)
+            if engine is None and self._load:
+                engine = self._choose(workflow if tagged else anchor, calls or {})
+                self._engine_of[workflow] = engine
+                self._load[engine] += 1
+                self._forget_oldest()
+            if engine is not None:
+                self._engine_of.move_to_end(workflow)
+            return engine
+
+    def _choose(self, key: str | None, calls: Mapping[str, int]) -> str:
+        if key is None:
+            return min(self._load, key=lambda engine: (calls.get(engine, 0), self._load[engine], engine))
+        live = sum(self._load.values()) + 1
+        room = math.ceil(self._bound * live / len(self._load))
+        order = sorted(self._load, key=lambda engine: _weight(key, engine), reverse=True)
+        return next(engine for engine in order if self._load[engine] < room)
+
+    def _forget_oldest(self) -> None:
+        while len(self._engine_of) > self._max:
+            _, engine = self._engine_of.popitem(last=False)
+            self._load[engine] -= 1
+
+
+def _weight(key: str, engine: str) -> bytes:
+    """Rendezvous weight (Thaler and Ravishankar 1998): each pair draws a number, the highest wins."""
+    return hashlib.blake2b(f"{engine}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
+
+
+_PLACEMENTS: dict[str, Placement] = {}
+_PLACEMENTS_LOCK = threading.Lock()
+
+
+def placement_named(name: str, overload_bound: float = 1.25, max_workflows: int = 100_000) -> Placement:
+    """The placement that router and ingress of this process share; made at the first call, whoever makes it."""
+    with _PLACEMENTS_LOCK:
+        return _PLACEMENTS.setdefault(name, Placement(overload_bound, max_workflows))

@@ -1,0 +1,78 @@
+"""Starts the SGLang engine of a replica. Imports SGLang as a whole (many seconds): import it where the engine runs."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+from typing import Any
+
+from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
+from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.platforms import current_platform
+
+from serving.config import AppConfig
+from serving.engine_args import engine_arguments
+from serving.models import prepare_model
+from serving.openai_api import OpenAIApi, RecordingTokenizerManager
+from serving.run_directory import RunDirectory
+from serving.sglang_plugin.channel import ADDRESS_VARIABLE
+from serving.sglang_plugin.platform import ForecacheCpuPlatform
+
+logger = logging.getLogger("forecache")
+
+
+class RecordingEngine(Engine):  # type: ignore[misc]
+    """SGLang's engine with our tokenizer manager, by the override point that SGLang leaves for it."""
+
+    @staticmethod
+    def init_tokenizer_manager_func(
+        server_args: Any, port_args: Any, manager_class: Any = RecordingTokenizerManager
+    ) -> Any:
+        return init_tokenizer_manager(server_args, port_args, manager_class)
+
+
+def start_engine(config: AppConfig, engine_id: str, channel: str, run_directory: RunDirectory) -> RecordingEngine:
+    """Prepares the model and starts the engine; returns when it can serve.
+
+    Args:
+        config: what to serve, and SGLang's arguments.
+        engine_id: for the log.
+        channel: address that the engine's schedulers send their events to.
+        run_directory: where the engine's sockets and temporary files go.
+
+    Raises:
+        ModelError, EngineArgumentError: with the value and the remedy.
+        RuntimeError: SGLang's scheduler did not come up.
+    """
+    logger.info("forecache engine %s: preparing model %r", engine_id, config.model.source)
+    model_path = prepare_model(config.model)
+    arguments = engine_arguments(config, model_path, isinstance(current_platform, ForecacheCpuPlatform))
+    listed = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()))
+    logger.info("forecache engine %s: starting SGLang on %s: %s", engine_id, current_platform.device_name, listed)
+    os.environ[ADDRESS_VARIABLE] = channel
+    run_directory.use_for_temporary_files()
+    _ignore_sigquit()
+    engine = RecordingEngine(**arguments)
+    run_directory.own(shm_path_for(engine.port_args.instance_id))
+    # SGLang's own watchdog would end this process before it could answer anybody; the replica watches instead.
+    engine.tokenizer_manager._subprocess_watchdog.stop()
+    return engine
+
+
+def openai_api(engine: RecordingEngine, config: AppConfig, engine_id: str) -> OpenAIApi:
+    """The OpenAI surface of an engine that has been started."""
+    return OpenAIApi(engine.tokenizer_manager, engine.template_manager, engine_id, config.limits.retry_after_s)
+
+
+def _ignore_sigquit() -> None:
+    """SGLang's children report a failure by SIGQUIT to their parent, which would end this actor without a word.
+
+    The replica sees the child end and acts on that. Python sets signal handlers from the main thread alone, and a
+    replica is not in it; the C library does not mind.
+    """
+    libc = ctypes.CDLL(None)
+    libc.signal.restype = ctypes.c_void_p
+    libc.signal.argtypes = [ctypes.c_int, ctypes.c_void_p]
+    libc.signal(signal.SIGQUIT, signal.SIG_IGN)

@@ -1,0 +1,64 @@
+"""The local socket between an engine's scheduler processes and the replica that owns them.
+
+The socket is in Linux's abstract namespace: it leaves no file behind, however its processes die. The scheduler
+side never waits: what does not fit is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator
+
+import zmq
+import zmq.asyncio
+
+from cache_actor.messages import Message, MessageError, decode, encode
+
+ADDRESS_VARIABLE = "FORECACHE_CHANNEL"
+HIGH_WATER_MARK = 10_000
+
+
+def new_address() -> str:
+    """A fresh address; put it into the environment under `ADDRESS_VARIABLE` before the engine starts."""
+    return f"ipc://@forecache-{os.getpid()}-{secrets.token_hex(8)}"
+
+
+class EventSender:
+    """The scheduler's end. `send` takes microseconds and never blocks; `dropped` counts what did not fit."""
+
+    def __init__(self, address: str) -> None:
+        self.dropped = 0
+        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.connect(address)
+
+    def send(self, message: Message) -> None:
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
+        except zmq.Again:
+            self.dropped += 1
+
+
+class EventReceiver:
+    """The replica's end: an endless stream of messages. `malformed` counts bytes that were none."""
+
+    def __init__(self, address: str) -> None:
+        self.malformed = 0
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+        self._socket.bind(address)
+
+    async def messages(self) -> AsyncIterator[Message]:
+        while True:
+            data = await self._socket.recv()
+            try:
+                yield decode(data)
+            except MessageError:
+                self.malformed += 1
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()

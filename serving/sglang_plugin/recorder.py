@@ -1,0 +1,95 @@
+"""What the scheduler says of itself: that it lives, how far it is, and which calls reached it.
+
+Installed only in processes that `FORECACHE_CHANNEL` names a socket for and that run SGLang's scheduler. Cost per
+scheduler step: one clock read; a message is sent four times a second, before a long forward, and once a call.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+from cache_actor.messages import Beat, CallStarted, MessageError, RequestIdentity, identity_from_fields
+from serving.sglang_plugin.channel import ADDRESS_VARIABLE, EventSender
+
+IDENTITY_ACTION = "forecache.identity"
+IDENTITY_VERSION = "1"
+BEAT_PERIOD_S = 0.25
+# A forward of fewer tokens is over before anybody could get impatient.
+LONG_FORWARD_TOKENS = 256
+
+_SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
+
+
+def install() -> None:
+    """Hooks the recorder into the scheduler, if this process has a channel and may run one."""
+    address = os.environ.get(ADDRESS_VARIABLE)
+    if not address or _SCHEDULER_MODULE not in sys.modules:
+        return
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    recorder = Recorder(address)
+    scheduler = f"{_SCHEDULER_MODULE}.Scheduler"
+    HookRegistry.register(f"{scheduler}.ingest_requests", recorder.after_ingest, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.run_batch", recorder.before_forward, HookType.BEFORE)
+    HookRegistry.register(f"{scheduler}.handle_generate_request", recorder.before_call, HookType.BEFORE)
+
+
+class Recorder:
+    """Turns scheduler hooks into messages. The socket opens at the first one, in the process that sends."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._sender: EventSender | None = None
+        self._next_beat = 0.0
+
+    def after_ingest(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+        if time.monotonic() >= self._next_beat:
+            self._beat(scheduler, forward_tokens=0)
+
+    def before_forward(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        tokens = batch.extend_num_tokens or 0
+        if tokens >= LONG_FORWARD_TOKENS:
+            self._beat(scheduler, forward_tokens=tokens)
+
+    def before_call(self, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
+        if _tp_rank() == 0:
+            self._send(CallStarted(request.rid, len(request.input_ids), identity_of(request.kv_hints)))
+
+    def _beat(self, scheduler: Any, forward_tokens: int) -> None:
+        self._next_beat = time.monotonic() + BEAT_PERIOD_S
+        self._send(
+            Beat(
+                rank=_tp_rank(),
+                pid=os.getpid(),
+                forwards=scheduler.forward_ct,
+                forward_tokens=forward_tokens,
+                running=len(scheduler.running_batch.reqs),
+                waiting=len(scheduler.waiting_queue),
+            )
+        )
+
+    def _send(self, message: Beat | CallStarted) -> None:
+        if self._sender is None:
+            self._sender = EventSender(self._address)
+        self._sender.send(message)
+
+
+def _tp_rank() -> int:
+    from sglang.srt.runtime_context import get_parallel
+
+    rank: int = get_parallel().tp_rank
+    return rank
+
+
+def identity_of(kv_hints: Any) -> RequestIdentity | None:
+    """The identity in a request's KV-hint envelope; None when there is none or it is of another version."""
+    for action in kv_hints.actions if kv_hints is not None else ():
+        if action.action_type == IDENTITY_ACTION and action.action_version == IDENTITY_VERSION:
+            try:
+                return identity_from_fields(action.payload.get("fields"))
+            except MessageError:
+                return None
+    return None

@@ -14,7 +14,7 @@ from serving.engine import EngineReplica
 from serving.engine_args import check_engine_arguments
 from serving.ingress import Ingress
 from serving.router import WorkflowRouter
-from serving.sglang_plugin.detect import steps_aside
+from serving.sglang_plugin.detect import default_device
 
 ENGINE = "EngineReplica"
 INGRESS = "Ingress"
@@ -46,14 +46,16 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
     deployment = config.deployment
     engine = check_engine_arguments(config.engine)
     ranks = engine.get("tp_size", 1) * engine.get("pp_size", 1)
+    if not engine.get("enable_dp_attention"):  # with it the data-parallel groups are inside the tensor-parallel one
+        ranks *= engine.get("dp_size", 1)
     gpus = deployment.num_gpus
     if gpus is None:
-        gpus = ranks if engine.get("device", "cuda") != "cpu" and steps_aside() else 0
+        gpus = ranks if (engine.get("device") or default_device()) != "cpu" else 0
     actor: dict[str, Any] = {
         "num_cpus": deployment.num_cpus,
         "num_gpus": gpus,
         "resources": deployment.resources,
-        "runtime_env": {"env_vars": _environment(config)},
+        "runtime_env": {"env_vars": _environment(config, on_cpu=gpus == 0)},
     }
     options: dict[str, Any] = {
         "ray_actor_options": actor,
@@ -82,13 +84,17 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
     return options
 
 
-def _environment(config: AppConfig) -> dict[str, str]:
+def _environment(config: AppConfig, on_cpu: bool) -> dict[str, str]:
     """The engine's environment: what the config says, and the compute threads of a CPU engine.
 
-    Ray would give a process as many threads as CPUs it reserves; an engine wants its share of the machine.
+    Ray would give a process as many threads as CPUs it reserves; a CPU engine wants its share of the machine.
     """
     deployment = config.deployment
-    cores = len(os.sched_getaffinity(0))
-    threads = deployment.cpu_threads or max(1, cores // deployment.num_replicas)
+    threads = deployment.cpu_threads
+    if threads is None and on_cpu:
+        threads = max(1, len(os.sched_getaffinity(0)) // deployment.num_replicas)
     # SGLang warns at import, once a process, of every kernel that this device has not.
-    return {"OMP_NUM_THREADS": str(threads), "PYTHONWARNINGS": "ignore::UserWarning", **deployment.env_vars}
+    environment = {"PYTHONWARNINGS": "ignore::UserWarning"}
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    return environment | deployment.env_vars

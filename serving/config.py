@@ -74,10 +74,14 @@ class DeploymentConfig(StrictModel):
     )
     num_cpus: PositiveFloat = Field(1, description="CPUs that Ray reserves for an engine.")
     num_gpus: int | None = Field(
-        None, ge=0, description="GPUs of an engine; by default `tp_size × pp_size` where SGLang runs on GPUs, else 0."
+        None,
+        ge=0,
+        description="GPUs of an engine. By default one for each of its ranks (`tp_size × pp_size × dp_size`), 0 with "
+        "`engine.device: cpu`. Without a device the machine that builds the application decides, which on a cluster "
+        "may be a head node that has no GPU: there say `device: cuda`.",
     )
     cpu_threads: PositiveInt | None = Field(
-        None, description="Compute threads of a CPU engine; by default the machine's cores, shared by `num_replicas`."
+        None, description="Compute threads of an engine; by default, on CPUs, the cores shared by `num_replicas`."
     )
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of an engine.")
     max_ongoing_requests: PositiveInt = Field(256, description="Calls that one engine is given at once.")

@@ -1,17 +1,17 @@
 """Which known conversation does a request extend? Used when a request names no workflow. Pure code.
 
 A chat is a chain of digests, one after each message; a text prompt has a digest at the end of each prompt known to
-begin alike. A request belongs to the workflow whose remembered request is the longest proper beginning of it.
+begin with the same 64 characters (a shorter prompt is no evidence of anything). A request belongs to the workflow
+whose remembered request is the longest proper beginning of it.
 """
 
 from __future__ import annotations
 
-import bisect
 import hashlib
 import json
 import secrets
 from collections import OrderedDict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ _ANCHOR_ROLES = {"system", "developer"}
 _ANSWER_ROLES = {"assistant", "tool", "function"}
 _DIGEST_BYTES = 16
 _BUCKET_CHARACTERS = 64
-_MAX_LENGTHS_PER_BUCKET = 1024
+_MAX_LENGTHS_PER_BUCKET = 2048
 _MAX_CANDIDATES = 16
 
 
@@ -30,7 +30,7 @@ class Conversation:
     anchor: hash of the leading system messages and the tools; None without either.
     chain: for a chat, the digest of the messages up to and including each one.
     answered: whether the chat contains an answer, so that an equal chat is the same one and not a namesake.
-    text: for a completion, its one prompt.
+    text: for a completion, its one prompt, if it is long enough to tell conversations apart.
     """
 
     anchor: str | None = None
@@ -42,10 +42,13 @@ class Conversation:
 def conversation_of(body: Mapping[str, Any]) -> Conversation:
     """The conversation in a chat or completion body; empty for a body that is neither or malformed."""
     messages = body.get("messages")
-    if isinstance(messages, Sequence) and not isinstance(messages, str):
-        return _chat(messages, body.get("tools"))
+    if isinstance(messages, Sequence) and not isinstance(messages, str | bytes):
+        try:
+            return _chat(messages, body.get("tools"))
+        except RecursionError:  # nested deeper than json can follow
+            return Conversation()
     prompt = body.get("prompt")
-    if isinstance(prompt, str) and prompt:
+    if isinstance(prompt, str) and len(prompt) >= _BUCKET_CHARACTERS:
         return Conversation(text=prompt)
     return Conversation()
 
@@ -58,7 +61,7 @@ def _chat(messages: Sequence[Any], tools: Any) -> Conversation:
     anchor.update(_canonical(tools))
     for message in messages:
         encoded = _canonical(message)
-        role = message.get("role") if isinstance(message, Mapping) else None
+        role = _role(message)
         leading = leading and role in _ANCHOR_ROLES
         if leading:
             anchor.update(encoded)
@@ -67,6 +70,11 @@ def _chat(messages: Sequence[Any], tools: Any) -> Conversation:
         running.update(encoded)
         chain.append(running.digest())
     return Conversation(anchor.hexdigest() if anchored else None, tuple(chain), answered)
+
+
+def _role(message: Any) -> str | None:
+    role = message.get("role") if isinstance(message, Mapping) else None
+    return role if isinstance(role, str) else None
 
 
 def _canonical(value: Any) -> bytes:
@@ -79,7 +87,9 @@ class ConversationIndex:
     def __init__(self, max_conversations: int) -> None:
         self._max = max_conversations
         self._workflows: OrderedDict[bytes, deque[str]] = OrderedDict()
-        self._lengths: OrderedDict[str, list[int]] = OrderedDict()
+        # For texts: beginning -> length -> the newest text of that length, the least recently remembered first.
+        self._lengths: dict[str, dict[int, bytes]] = {}
+        self._places: dict[bytes, tuple[str, int]] = {}
 
     def __len__(self) -> int:
         return len(self._workflows)
@@ -103,13 +113,7 @@ class ConversationIndex:
     def remember(self, conversation: Conversation, workflow: str) -> None:
         """This request was made by `workflow`; a later one that extends it will be found to be the same's."""
         if conversation.text is not None:
-            lengths = self._lengths.setdefault(conversation.text[:_BUCKET_CHARACTERS], [])
-            self._lengths.move_to_end(conversation.text[:_BUCKET_CHARACTERS])
-            position = bisect.bisect_left(lengths, len(conversation.text))
-            if position == len(lengths) or lengths[position] != len(conversation.text):
-                lengths.insert(position, len(conversation.text))
-                del lengths[:-_MAX_LENGTHS_PER_BUCKET]
-            self._store(_text_digest(conversation.text), workflow)
+            self._store(self._placed(conversation.text), workflow)
         elif conversation.chain:
             self._store(conversation.chain[-1], workflow)
 
@@ -119,11 +123,28 @@ class ConversationIndex:
             known.append(workflow)
         self._workflows.move_to_end(digest)
         while len(self._workflows) > self._max:
-            self._workflows.popitem(last=False)
-        while len(self._lengths) > self._max:
-            self._lengths.popitem(last=False)
+            self._displace(self._workflows.popitem(last=False)[0])
 
-    def _claim(self, digests: Any) -> str | None:
+    def _placed(self, text: str) -> bytes:
+        """The digest of a text, which will be looked for at its length from now on."""
+        digest, beginning = _text_digest(text), text[:_BUCKET_CHARACTERS]
+        lengths = self._lengths.setdefault(beginning, {})
+        lengths.pop(len(text), None)
+        lengths[len(text)] = digest
+        if len(lengths) > _MAX_LENGTHS_PER_BUCKET:
+            del lengths[next(iter(lengths))]
+        self._places[digest] = beginning, len(text)
+        return digest
+
+    def _displace(self, digest: bytes) -> None:
+        beginning, length = self._places.pop(digest, ("", 0))
+        lengths = self._lengths.get(beginning, {})
+        if lengths.get(length) == digest:
+            del lengths[length]
+            if not lengths:
+                del self._lengths[beginning]
+
+    def _claim(self, digests: Iterable[bytes]) -> str | None:
         for digest in digests:
             if known := self._workflows.get(digest):
                 return known.popleft() if len(known) > 1 else known[0]
@@ -131,7 +152,7 @@ class ConversationIndex:
 
     def _text_digests(self, text: str) -> list[bytes]:
         """Digests of `text` cut at each known length of its bucket, shortest first, the whole text excluded."""
-        lengths = self._lengths.get(text[:_BUCKET_CHARACTERS], ())
+        lengths = sorted(self._lengths.get(text[:_BUCKET_CHARACTERS], ()))
         running, start, digests = hashlib.blake2b(digest_size=_DIGEST_BYTES), 0, []
         for length in lengths:
             if length >= len(text):

@@ -132,7 +132,7 @@ class EngineReplica:
     def _watch(self, processes: list[Any]) -> None:
         """Waits, in a thread of its own, for the first of the engine's processes to end."""
         by_sentinel = {process.sentinel: process for process in processes}
-        ended = by_sentinel[multiprocessing.connection.wait(list(by_sentinel))[0]]  # type: ignore[index]
+        ended = by_sentinel[multiprocessing.connection.wait(list(by_sentinel))[0]]
         if not self._released.is_set():
             ended.join(timeout=1)
             reason = f"process {ended.name} (pid {ended.pid}) ended with exit code {ended.exitcode}"

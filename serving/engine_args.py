@@ -26,6 +26,10 @@ OWNED = {
     "enable_cache_report": "it is always on",
     "nnodes": "an engine lives on one node; use more replicas",
     "node_rank": "an engine lives on one node; use more replicas",
+    "api_key": "Forecache checks no keys, so nothing would be protected; put a gateway that does in front",
+    "admin_api_key": "Forecache checks no keys, so nothing would be protected; put a gateway that does in front",
+    "ssl_keyfile": "the HTTP front is Ray Serve's: set `http_options.ssl_keyfile`",
+    "ssl_certfile": "the HTTP front is Ray Serve's: set `http_options.ssl_certfile`",
 }
 
 # What SGLang needs to run on forecache's CPU platform; a config may still set each of them.
@@ -61,6 +65,8 @@ def check_engine_arguments(engine: dict[str, Any]) -> dict[str, Any]:
             raise EngineArgumentError(f"engine.{given} cannot be set here: {OWNED[name]}")
         if name not in known:
             raise EngineArgumentError(_unknown(given, known))
+        if name in checked:
+            raise EngineArgumentError(f"engine.{given} is given twice, once with dashes; keep engine.{name}")
         annotation = known[name]
         argument = next((a for a in typing.get_args(annotation)[1:] if isinstance(a, Arg)), None)
         checked[name] = _check_value(name, value, annotation, argument)
@@ -104,26 +110,42 @@ def _unknown(given: str, known: dict[str, Any]) -> str:
     for name, annotation in known.items():
         for argument in typing.get_args(annotation)[1:]:
             if isinstance(argument, Arg):
-                spellings |= {alias.lstrip("-").replace("-", "_"): name for alias in argument.aliases or ()}
+                flags = [*(argument.aliases or ()), argument.cli_name or ""]
+                spellings |= {flag.lstrip("-").replace("-", "_"): name for flag in flags if flag}
     wanted = given.lstrip("-").replace("-", "_")
     near = difflib.get_close_matches(wanted, spellings, n=1, cutoff=0.6)
-    hint = f"; did you mean {spellings[near[0]]!r}?" if near else ""
-    return f"engine.{given} is not an SGLang server argument{hint}"
+    if not near:
+        return f"engine.{given} is not an SGLang server argument"
+    meant = spellings[near[0]]
+    owned = f" That cannot be set here: {OWNED[meant]}" if meant in OWNED else ""
+    return f"engine.{given} is not an SGLang server argument; did you mean {meant!r}?{owned}"
 
 
-def _check_value(name: str, value: Any, annotation: Any, argument: Any) -> Any:
-    if argument is not None and argument.type_parser is not None and isinstance(value, str):
+def _check_value(name: str, given: Any, annotation: Any, argument: Any) -> Any:
+    value = given
+    if argument is not None and argument.type_parser is not None and isinstance(given, str):
         try:
-            value = argument.type_parser(value)
+            value = argument.type_parser(given)
         except Exception as error:  # each argument has a parser of its own, with errors of its own
-            raise EngineArgumentError(f"engine.{name}: {value!r} cannot be read: {error}") from error
+            raise EngineArgumentError(f"engine.{name}: {given!r} cannot be read: {error}") from error
     adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, strict=True))
     try:
         value = adapter.validate_python(value)
     except ValidationError as error:
-        reasons = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
-        raise EngineArgumentError(f"engine.{name} cannot be {value!r}: {reasons}") from error
+        # `preferred_sampling_params` is annotated with the string that SGLang reads it from, not with what it reads.
+        if value is given or not _fits(adapter, given):
+            reasons = "; ".join(dict.fromkeys(detail["msg"] for detail in error.errors()))
+            raise EngineArgumentError(f"engine.{name} cannot be {given!r}: {reasons}") from error
     choices = getattr(argument, "choices", None)
-    if choices and value is not None and value not in choices:
-        raise EngineArgumentError(f"engine.{name} cannot be {value!r}; choose from {', '.join(map(str, choices))}")
+    for one in value if isinstance(value, list) else [value]:
+        if choices and one is not None and one not in choices:
+            raise EngineArgumentError(f"engine.{name} cannot be {one!r}; choose from {', '.join(map(str, choices))}")
     return value
+
+
+def _fits(adapter: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        adapter.validate_python(value)
+    except ValidationError:
+        return False
+    return True

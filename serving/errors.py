@@ -16,7 +16,7 @@ _TYPES = {
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # an exception has to be hashable
 class ApiError(Exception):
     """An error with its HTTP status. `retry_after_s` becomes the `Retry-After` header."""
 

@@ -12,6 +12,7 @@ from serving.config import HealthConfig
 class _Rank:
     beat: Beat
     at: float
+    moved: float  # when it last was seen to start a forward, or to have nothing to do
 
 
 class EngineHealth:
@@ -20,13 +21,15 @@ class EngineHealth:
     * no beat for `stall_s`, plus `stall_s_per_token` for each token of the forward that was announced: stuck;
     * beats, but calls are there and no forward has started for `no_progress_s`: stuck;
     * a process of the engine has ended: dead, for good.
+
+    Each rank is judged by its own beats, and one that is stuck is enough. `now` of the constructor is when the
+    engine was ready: from there the first beat has `stall_s`.
     """
 
     def __init__(self, config: HealthConfig, now: float) -> None:
         self._config = config
+        self._ready = now
         self._ranks: dict[int, _Rank] = {}
-        self._forwards = -1
-        self._moved = now
         self._dead: str | None = None
 
     @property
@@ -35,12 +38,12 @@ class EngineHealth:
         return self._dead
 
     def on_beat(self, beat: Beat, now: float) -> None:
-        self._ranks[beat.pid] = _Rank(beat, now)
-        busy = beat.running or beat.waiting or beat.forward_tokens
-        if beat.forwards != self._forwards or not busy:
-            self._moved = now
-        if beat.rank == 0:
-            self._forwards = beat.forwards
+        before = self._ranks.get(beat.pid)
+        stands = (beat.running or beat.waiting) and not beat.forward_tokens
+        if before is not None and stands and beat.forwards == before.beat.forwards:
+            self._ranks[beat.pid] = _Rank(beat, now, before.moved)
+        else:
+            self._ranks[beat.pid] = _Rank(beat, now, now)
 
     def on_process_exit(self, reason: str) -> None:
         self._dead = self._dead or reason
@@ -49,6 +52,11 @@ class EngineHealth:
         """Why the engine is unhealthy, None if it is not."""
         if self._dead:
             return self._dead
+        if not self._ranks and now - self._ready > self._config.stall_s:
+            return (
+                f"no scheduler has given a sign of life in the {now - self._ready:.1f} s since the engine was ready, "
+                f"limit {self._config.stall_s:.1f} s"
+            )
         for rank in self._ranks.values():
             patience = self._config.stall_s + self._config.stall_s_per_token * rank.beat.forward_tokens
             if now - rank.at > patience:
@@ -57,8 +65,12 @@ class EngineHealth:
                     f"scheduler rank {rank.beat.rank} (pid {rank.beat.pid}) is stuck in {doing}: "
                     f"no sign of life for {now - rank.at:.1f} s, limit {patience:.1f} s"
                 )
-        if now - self._moved > self._config.no_progress_s:
-            return f"calls are waiting and no forward has started for {now - self._moved:.1f} s"
+            if not rank.beat.forward_tokens and now - rank.moved > self._config.no_progress_s:
+                return (
+                    f"scheduler rank {rank.beat.rank} (pid {rank.beat.pid}) has calls ({rank.beat.running} running, "
+                    f"{rank.beat.waiting} waiting) and has started no forward for {now - rank.moved:.1f} s, "
+                    f"limit {self._config.no_progress_s:.1f} s"
+                )
         return None
 
     def snapshot(self) -> dict[str, int]:

@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException
 from cache_actor.messages import RequestIdentity
 from serving.errors import ApiError, invalid_request
 
+MAX_DEPTH = 256
+
 logger = logging.getLogger("forecache")
 
 
@@ -23,10 +25,11 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     """The JSON object in a request's body.
 
     Raises:
-        ApiError: 413 for a body of more than `limit` bytes, 400 for one that is not a JSON object.
+        ApiError: 413 for a body of more than `limit` bytes, 400 for one that is not a JSON object or is nested more
+            than `MAX_DEPTH` deep.
     """
     announced = request.headers.get("content-length", "")
-    size = int(announced) if announced.isdigit() else 0
+    size = int(announced) if announced.isdecimal() and len(announced) < 20 else 0
     data = bytearray()
     if size <= limit:
         async for chunk in request.stream():
@@ -37,12 +40,25 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
     if size > limit:
         raise ApiError(413, f"the body has {size} bytes or more; the limit is {limit}", code="body_too_large")
     try:
-        body = orjson.loads(bytes(data))
+        body = orjson.loads(data)
     except orjson.JSONDecodeError as error:
         raise invalid_request(f"the body is not JSON: {error}") from error
     if not isinstance(body, dict):
         raise invalid_request(f"the body is a JSON {type(body).__name__}; an object is needed")
+    if _deeper_than(MAX_DEPTH, body):
+        raise invalid_request(f"the body is nested more than {MAX_DEPTH} deep")
     return body
+
+
+def _deeper_than(limit: int, value: Any) -> bool:
+    """Without recursion: orjson reads 1024 levels, more than Python's own json and pickle can follow."""
+    level = [value]
+    for _ in range(limit):
+        children = (item.values() if isinstance(item, dict) else item for item in level)
+        level = [child for group in children for child in group if isinstance(child, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def identity_headers(identity: RequestIdentity) -> Mapping[str, str]:

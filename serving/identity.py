@@ -27,6 +27,7 @@ OUR_HEADERS = SessionHeaders(
 GENERIC_HEADERS = SessionHeaders(session="x-session-id", parent="x-parent-session-id", final="x-session-final")
 PRIORITY_HEADER = "x-workflow-priority"
 TENANT_HEADER = "x-tenant-id"
+ORGANIZATION_HEADER = "openai-organization"
 MAX_PRIORITY = 1_000_000
 
 _TRUE = {"true", "1", "yes"}
@@ -74,7 +75,8 @@ def identify(
         headers: request headers; looked up by lower-case name.
         body: the parsed JSON body of a chat completion or a completion.
         config: the vendors' headers.
-        conversations: consulted only when nothing names the workflow; changed by `ConversationIndex.remember` alone.
+        conversations: consulted only when nothing names the workflow, and only when the request is not refused:
+            a workflow that is found is taken from those that wait to go on.
 
     Raises:
         ApiError: a flag or a number in a header that cannot be read (400, with the header's name).
@@ -90,6 +92,7 @@ def identify(
     for name in ("session_id", "prompt_cache_key", "user"):
         found.take(name, workflow=body.get(name))
 
+    priority = _priority(headers, body)
     conversation = conversation_of(body)
     if found.workflow is None:
         found.workflow = conversations.find(conversation) or conversations.new_workflow()
@@ -99,7 +102,7 @@ def identify(
         agent=agent,
         parent=found.parent if found.parent != found.workflow else None,
         final=bool(found.final),
-        priority=_priority(headers, body),
+        priority=priority,
         tenant=_tenant(headers),
         source=found.source,
     )
@@ -113,8 +116,8 @@ def clean_id(value: Any) -> str | None:
     """
     if isinstance(value, bool) or not isinstance(value, str | int):
         return None
-    text = "".join(c for c in unicodedata.normalize("NFC", str(value)) if unicodedata.category(c)[0] != "C")
-    text = text.strip()
+    visible = "".join(c for c in str(value) if unicodedata.category(c)[0] != "C")
+    text = unicodedata.normalize("NFC", visible).strip()
     if len(text) > MAX_ID_CHARACTERS:
         digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
         text = f"{text[: MAX_ID_CHARACTERS - 17]}~{digest}"
@@ -140,12 +143,12 @@ def _take_headers(found: _Found, source: str, names: SessionHeaders, headers: Ma
     def header(name: str | None) -> str | None:
         return _decoded(headers.get(name.lower())) if name else None
 
-    session, child = header(names.session), clean_id(header(names.child))
+    session, child, parent = (clean_id(header(name)) for name in (names.session, names.child, names.parent))
     found.take(
         source,
         workflow=child or session,
         agent=header(names.agent),
-        parent=header(names.parent) or (session if child else None),
+        parent=parent or (session if child else None),
         final=_flag(names.final, header(names.final)),
     )
 
@@ -190,8 +193,9 @@ def _priority(headers: Mapping[str, str], body: Mapping[str, Any]) -> int | None
 
 def _tenant(headers: Mapping[str, str]) -> str | None:
     """The tenant that is named, else a hash of the API key: the key itself never leaves the ingress."""
-    if tenant := clean_id(_decoded(headers.get(TENANT_HEADER) or headers.get("openai-organization"))):
-        return tenant
+    for name in (TENANT_HEADER, ORGANIZATION_HEADER):
+        if tenant := clean_id(_decoded(headers.get(name))):
+            return tenant
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
         return "key-" + hashlib.blake2b(key.strip().encode(), digest_size=6).hexdigest()

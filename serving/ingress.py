@@ -103,7 +103,7 @@ class Ingress:
 
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
-        if state is not None and state not in State:
+        if state is not None and state not in list(State):
             raise invalid_request(f"state cannot be {state!r}; choose from {', '.join(State)}", param="state")
         if limit < 1:
             raise invalid_request(f"limit cannot be {limit}; it is at least 1", param="limit")

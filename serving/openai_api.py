@@ -5,16 +5,17 @@ Runs inside `EngineReplica`. What SGLang answers is passed on, but for its error
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
+from fastapi import HTTPException
 from fastapi.responses import Response, StreamingResponse
-from pydantic import ValidationError
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
@@ -24,10 +25,25 @@ from cache_actor.messages import identity_fields
 from serving.calls import JSON, SSE, EngineCall, Kind, Reply
 from serving.errors import ApiError, invalid_request, sse_event
 from serving.sglang_plugin.recorder import IDENTITY_ACTION, IDENTITY_VERSION
+from serving.validation import validated
 
 logger = logging.getLogger("forecache")
 
 _CONTEXT_TOO_LONG = re.compile(r"longer than the model's context|maximum context length|maximum allowed length")
+_PARAMETERS: tuple[tuple[re.Pattern[str], str | None], ...] = (
+    (re.compile(r"^([a-z]+(?:_[a-z]+)*) (?:must|should|cannot|requires?|is not|are not)"), None),
+    (re.compile(r"^Messages? |content type"), "messages"),
+    (re.compile(r"watermark"), "watermark"),
+    (re.compile(r"cannot be prepared for the model"), "chat_template_kwargs"),
+    (re.compile(r"[Ss]top strings"), "stop"),
+    (re.compile(r"json grammar|json_schema|JSON schema", re.IGNORECASE), "response_format"),
+    (re.compile(r"regex grammar"), "regex"),
+    (re.compile(r"ebnf", re.IGNORECASE), "ebnf"),
+    (re.compile(r"LoRA"), "lora_path"),
+    (re.compile(r"hidden states"), "return_hidden_states"),
+    (re.compile(r"custom logit processor"), "custom_logit_processor"),
+    (re.compile(r"[Tt]ool"), "tools"),
+)
 _SSE_ERROR = 'data: {"error":'
 _SSE_USAGE = '"prompt_tokens_details":{'
 
@@ -70,7 +86,7 @@ class CallContext:
         return total
 
 
-class RecordingTokenizerManager(TokenizerManager):  # type: ignore[misc]
+class RecordingTokenizerManager(TokenizerManager):
     """SGLang's tokenizer manager; what it yields for one of our calls is noted in the call's context."""
 
     async def generate_request(self, obj: Any, request: Any = None) -> AsyncIterator[Any]:
@@ -81,16 +97,30 @@ class RecordingTokenizerManager(TokenizerManager):  # type: ignore[misc]
             yield output
 
 
-class _Chat(OpenAIServingChat):  # type: ignore[misc]
+class _Chat(OpenAIServingChat):
     def _convert_to_internal_request(self, request: Any, raw_request: Any = None) -> tuple[Any, Any]:
-        adapted, processed = super()._convert_to_internal_request(request, raw_request)
+        with _clients_fault():
+            adapted, processed = super()._convert_to_internal_request(request, raw_request)
         return _with_identity(adapted, raw_request.call), processed
 
 
-class _Completion(OpenAIServingCompletion):  # type: ignore[misc]
+class _Completion(OpenAIServingCompletion):
     def _convert_to_internal_request(self, request: Any, raw_request: Any = None) -> tuple[Any, Any]:
-        adapted, processed = super()._convert_to_internal_request(request, raw_request)
+        with _clients_fault():
+            adapted, processed = super()._convert_to_internal_request(request, raw_request)
         return _with_identity(adapted, raw_request.call), processed
+
+
+@contextlib.contextmanager
+def _clients_fault() -> Iterator[None]:
+    """What fails while a request is rendered and tokenized is in the request: a 400, where SGLang says 500."""
+    try:
+        yield
+    except (HTTPException, ValueError):
+        raise
+    except Exception as error:
+        logger.warning("forecache: a request could not be prepared", exc_info=error)
+        raise ValueError(f"the request cannot be prepared for the model: {type(error).__name__}: {error}") from error
 
 
 def _with_identity(adapted: Any, call: EngineCall) -> Any:
@@ -124,6 +154,7 @@ class OpenAIApi:
     def __init__(self, tokenizer_manager: Any, template_manager: Any, engine_id: str, retry_after_s: int) -> None:
         self._engine_id = engine_id
         self._retry_after_s = retry_after_s
+        self._vocab_size: int = tokenizer_manager.model_config.vocab_size
         self._handlers: dict[Kind, tuple[Any, Any]] = {
             "chat": (ChatCompletionRequest, _Chat(tokenizer_manager, template_manager)),
             "completion": (CompletionRequest, _Completion(tokenizer_manager, template_manager)),
@@ -134,13 +165,14 @@ class OpenAIApi:
         context = CallContext(call)
         try:
             request_class, handler = self._handlers[call.kind]
-            response = await handler.handle_request(_validated(request_class, call.body), context)
+            request = validated(request_class, call.body, self._vocab_size)
+            response = await handler.handle_request(request, context)
             if isinstance(response, StreamingResponse):
                 async for part in self._stream(response, context):
                     yield part
                 return
             if isinstance(response, Response):
-                raise _from_sglang(orjson.loads(response.body), response.status_code, self._retry_after_s)
+                raise self._from_sglang(orjson.loads(response.body), response.status_code, call.kind)
             body = response.model_dump(mode="json")
             if (usage := body.get("usage")) and usage.get("prompt_tokens_details") is not None:
                 usage["prompt_tokens_details"] |= context.split()
@@ -156,16 +188,29 @@ class OpenAIApi:
         async for chunk in response.body_iterator:
             text = chunk if isinstance(chunk, str) else bytes(chunk).decode()
             if text.startswith(_SSE_ERROR):
-                text = self._sse_error(text)
+                error = orjson.loads(text.removeprefix("data: "))["error"]
+                error = self._from_sglang(error, error.get("code") or 500, context.call.kind)
+                if not started:  # nothing has been sent: an error of its own, not an event of a stream
+                    raise error
+                text = sse_event(error).decode()
             elif _SSE_USAGE in text:
                 text = _sse_with_split(text, context.split())
             data = text.encode()
             yield data if started else Reply(200, SSE, self._engine_id, data)
             started = True
 
-    def _sse_error(self, text: str) -> str:
-        error = orjson.loads(text.removeprefix("data: "))["error"]
-        return sse_event(_from_sglang(error, error.get("code") or 500, self._retry_after_s)).decode()
+    def _from_sglang(self, error: Mapping[str, Any], status: int, kind: Kind) -> ApiError:
+        """SGLang's error object as ours."""
+        error = error.get("error", error)
+        message = str(error.get("message", "the engine gave no reason")).strip()
+        message = message.replace("max_new_tokens", "max_tokens").replace("min_new_tokens", "min_tokens")
+        if _CONTEXT_TOO_LONG.search(message):
+            field = "messages" if kind == "chat" else "prompt"
+            return invalid_request(message, param=field, code="context_length_exceeded")
+        if status >= 500 and status != 503:
+            logger.error("forecache: SGLang answered %d: %s", status, message)
+        retry = self._retry_after_s if status in (429, 503) else None
+        return ApiError(status, message, param=error.get("param") or _named_in(message), retry_after_s=retry)
 
 
 def _sse_with_split(text: str, split: dict[str, int]) -> str:
@@ -177,30 +222,9 @@ def _sse_with_split(text: str, split: dict[str, int]) -> str:
     return f"data: {orjson.dumps(event).decode()}\n\n"
 
 
-def _validated(request_class: Any, body: dict[str, Any]) -> Any:
-    """The body as SGLang's request model.
-
-    Raises:
-        ApiError: a field that does not fit (400, with its name and value).
-    """
-    try:
-        return request_class.model_validate(body)
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        # The location of an error inside a union names the union's members too; a client knows fields and indices.
-        path = [part for part in first["loc"] if isinstance(part, int) or not part[:1].isupper()]
-        param = ".".join(str(part) for part in path if part != "function-after" and "[" not in str(part)) or None
-        message = first["msg"].removeprefix("Value error, ")
-        raise invalid_request(f"{param}: {message}" if param else message, param=param) from error
-
-
-def _from_sglang(error: Mapping[str, Any], status: int, retry_after_s: int) -> ApiError:
-    """SGLang's error object as ours."""
-    error = error.get("error", error)
-    message, param = str(error.get("message", "the engine gave no reason")), error.get("param")
-    if _CONTEXT_TOO_LONG.search(message):
-        return invalid_request(message, param=param, code="context_length_exceeded")
-    if status >= 500 and status != 503:
-        logger.error("forecache: SGLang answered %d: %s", status, message)
-    retry = retry_after_s if status in (429, 503) else None
-    return ApiError(int(status), message, code=None, param=param, retry_after_s=retry)
+def _named_in(message: str) -> str | None:
+    """The parameter that SGLang's message is about, for SGLang names it in prose alone."""
+    for pattern, param in _PARAMETERS:
+        if match := pattern.search(message):
+            return param or match[1]
+    return None

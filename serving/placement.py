@@ -6,16 +6,18 @@ import hashlib
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 
 class Placement:
     """Where each workflow lives.
 
     A new workflow goes to the first engine of its rendezvous order that has room: no engine gets more than
-    `overload_bound` times the mean number of live workflows (rendezvous hashing with bounded loads). It stays there
-    until it is released or the engine goes; a new engine moves nobody. An untagged workflow is placed by the hash of
-    its agent's anchor, so that equal anchors share a cache, and without an anchor on the least loaded engine.
+    `overload_bound` times the mean number of live workflows, rounded up (rendezvous hashing with bounded loads). It
+    stays there until it is released or the engine goes; a new engine moves nobody, so that an engine may be above
+    the bound after others' workflows have ended, and then gets none. An untagged workflow is placed by the hash of
+    its agent's anchor, so that equal anchors share a cache, and without an anchor on the least loaded engine that
+    has room.
 
     Args:
         overload_bound: at least 1.
@@ -44,17 +46,13 @@ class Placement:
 
     def set_engines(self, engines: Iterable[str]) -> None:
         """The engines that exist now. The workflows of one that is gone are placed anew at their next call."""
+        wanted = set(engines)
         with self._lock:
-            wanted = set(engines)
-            if wanted == self._load.keys():
-                return
-            self._engine_of = OrderedDict((w, e) for w, e in self._engine_of.items() if e in wanted)
-            self._load = dict.fromkeys(sorted(wanted), 0)
-            for engine in self._engine_of.values():
-                self._load[engine] += 1
+            self._keep(wanted)
 
     def drop_engine(self, engine: str) -> None:
-        self.set_engines(e for e in self.engines() if e != engine)
+        with self._lock:
+            self._keep(self._load.keys() - {engine})
 
     def release(self, workflow: str) -> None:
         """The workflow has ended: it no longer counts, and may be placed elsewhere if it comes back."""
@@ -85,13 +83,21 @@ class Placement:
                 self._engine_of.move_to_end(workflow)
             return engine
 
+    def _keep(self, wanted: Set[str]) -> None:
+        if wanted == self._load.keys():
+            return
+        self._engine_of = OrderedDict((w, e) for w, e in self._engine_of.items() if e in wanted)
+        self._load = dict.fromkeys(sorted(wanted), 0)
+        for engine in self._engine_of.values():
+            self._load[engine] += 1
+
     def _choose(self, key: str | None, calls: Mapping[str, int]) -> str:
+        live = len(self._engine_of) + 1
+        most = math.ceil(self._bound * live / len(self._load))
+        with_room = [engine for engine, load in self._load.items() if load < most]
         if key is None:
-            return min(self._load, key=lambda engine: (calls.get(engine, 0), self._load[engine], engine))
-        live = sum(self._load.values()) + 1
-        room = math.ceil(self._bound * live / len(self._load))
-        order = sorted(self._load, key=lambda engine: _weight(key, engine), reverse=True)
-        return next(engine for engine in order if self._load[engine] < room)
+            return min(with_room, key=lambda engine: (calls.get(engine, 0), self._load[engine], engine))
+        return max(with_room, key=lambda engine: _weight(key, engine))
 
     def _forget_oldest(self) -> None:
         while len(self._engine_of) > self._max:

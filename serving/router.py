@@ -16,7 +16,7 @@ from serving.calls import EngineCall, EngineQuery
 from serving.placement import placement_named
 
 
-class WorkflowRouter(RequestRouter):  # type: ignore[misc]
+class WorkflowRouter(RequestRouter):
     """Ray Serve's request router over a `Placement`. Engines are named by their replica's unique id."""
 
     def initialize_state(self, placement: str, overload_bound: float, max_workflows: int) -> None:

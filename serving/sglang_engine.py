@@ -23,7 +23,7 @@ from serving.sglang_plugin.platform import ForecacheCpuPlatform
 logger = logging.getLogger("forecache")
 
 
-class RecordingEngine(Engine):  # type: ignore[misc]
+class RecordingEngine(Engine):
     """SGLang's engine with our tokenizer manager, by the override point that SGLang leaves for it."""
 
     @staticmethod

@@ -25,19 +25,25 @@ def new_address() -> str:
 
 
 class EventSender:
-    """The scheduler's end. `send` takes microseconds and never blocks; `dropped` counts what did not fit."""
+    """The scheduler's end. `send` takes microseconds, never blocks and never raises, for an exception there would end
+    the engine; `dropped` counts what did not fit or cannot be encoded.
 
-    def __init__(self, address: str) -> None:
+    Args:
+        address: where the receiver is, or will be.
+        high_water_mark: messages that are kept while it takes none.
+    """
+
+    def __init__(self, address: str, high_water_mark: int = HIGH_WATER_MARK) -> None:
         self.dropped = 0
-        self._socket = zmq.Context.instance().socket(zmq.PUSH)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.setsockopt(zmq.SNDHWM, high_water_mark)
         self._socket.connect(address)
 
     def send(self, message: Message) -> None:
         try:
             self._socket.send(encode(message), zmq.NOBLOCK, copy=True)
-        except zmq.Again:
+        except (zmq.Again, UnicodeEncodeError):
             self.dropped += 1
 
 

@@ -22,6 +22,16 @@ def steps_aside() -> bool:
     return bool(others) or has_accelerator()
 
 
+def default_device() -> str:
+    """What an engine on this machine would serve on when its config names no device: `cuda` or `cpu`.
+
+    `cuda` is for any accelerator that Ray counts as a GPU.
+    """
+    if os.environ.get("SGLANG_USE_CPU_ENGINE", "0") == "1":
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() or torch.xpu.is_available() else "cpu"
+
+
 def has_accelerator() -> bool:
     """Whether PyTorch sees a device that SGLang has a platform for (CUDA, ROCm, XPU, NPU, MUSA, MPS)."""
     if torch.cuda.is_available() or torch.xpu.is_available() or torch.backends.mps.is_available():

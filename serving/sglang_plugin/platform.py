@@ -18,7 +18,7 @@ from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 logger = logging.getLogger("forecache")
 
 
-class ForecacheCpuPlatform(CpuDeviceMixin, SRTPlatform):  # type: ignore[misc]
+class ForecacheCpuPlatform(CpuDeviceMixin, SRTPlatform):
     """A CPU that asks nothing of the machine but PyTorch. SGLang treats it as an out-of-tree device."""
 
     _enum = PlatformEnum.OOT

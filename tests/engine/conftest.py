@@ -1,0 +1,115 @@
+"""One real SGLang engine, shared by the session, in a thread with an event loop of its own as in a Serve replica."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any
+
+import orjson
+import pytest
+
+from cache_actor.messages import Beat, CallStarted, RequestIdentity
+from serving.calls import EngineCall, Kind, Reply
+from serving.config import AppConfig, HealthConfig, ModelConfig, RandomQwen3Config
+from serving.health import EngineHealth
+from serving.run_directory import RunDirectory
+from serving.sglang_plugin.channel import EventReceiver, new_address
+
+DEVICE_TOKENS = 2048
+
+CONFIG = AppConfig(
+    model=ModelConfig(
+        source="random-qwen3",
+        name="random",
+        random=RandomQwen3Config(hidden_size=64, intermediate_size=128, num_hidden_layers=2, head_dim=32),
+    ),
+    engine={
+        "max_total_tokens": DEVICE_TOKENS,
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": 4.0,
+        "chunked_prefill_size": 512,
+        "max_running_requests": 8,
+        "context_length": 1500,
+        "dtype": "float32",
+    },
+)
+
+
+class EngineUnderTest:
+    """The engine as `EngineReplica` runs it, without Ray."""
+
+    def __init__(self, config: AppConfig) -> None:
+        self.config = config
+        self.started_calls: dict[str, CallStarted] = {}
+        self.health = EngineHealth(HealthConfig(), 0.0)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._directory = RunDirectory.create()
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        from serving.sglang_engine import openai_api, start_engine
+
+        channel = new_address()
+        self._events = EventReceiver(channel)
+        self.engine = start_engine(self.config, "test", channel, self._directory)
+        self.api = openai_api(self.engine, self.config, "test")
+        self._reading = self._loop.create_task(self._read())
+
+    async def _read(self) -> None:
+        async for message in self._events.messages():
+            if isinstance(message, Beat):
+                self.health.on_beat(message, self._loop.time())
+            else:
+                self.started_calls[message.rid] = message
+
+    def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float = 120) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
+
+    def parts(self, body: dict[str, Any], kind: Kind = "chat", **identity: Any) -> AsyncIterator[Reply | bytes]:
+        return self.api.answer(new_call(body, kind, **identity))
+
+    def answer(self, body: dict[str, Any], kind: Kind = "chat", **identity: Any) -> tuple[int, Any]:
+        """Status and body: parsed JSON, or the text of a stream."""
+
+        async def collect() -> tuple[Reply, bytes]:
+            parts = [part async for part in self.parts(body, kind, **identity)]
+            assert isinstance(parts[0], Reply)
+            return parts[0], b"".join(part for part in parts[1:] if isinstance(part, bytes))
+
+        reply, rest = self.run(collect())
+        data = reply.body + rest
+        return reply.status, data.decode() if reply.media_type == "text/event-stream" else orjson.loads(data)
+
+    def flush(self) -> None:
+        """Empties both tiers; the engine must be idle."""
+        assert self.run(self.engine.tokenizer_manager.flush_cache()).success
+
+    def close(self) -> None:
+        self.engine.shutdown()
+        self._directory.remove()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+
+def new_call(body: dict[str, Any], kind: Kind = "chat", **identity: Any) -> EngineCall:
+    who = RequestIdentity(**({"workflow": "w", "agent": "a"} | identity))
+    return EngineCall(kind, {"model": "random", **body}, who, rid=f"test-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(scope="session")
+def shared_engine() -> Iterator[EngineUnderTest]:
+    engine = EngineUnderTest(CONFIG)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(shared_engine: EngineUnderTest) -> EngineUnderTest:
+    """The shared engine with empty caches."""
+    shared_engine.flush()
+    return shared_engine

@@ -8,6 +8,7 @@ decoder accepts exactly that: another version, an unknown kind, a missing field 
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import types
 import typing
 from dataclasses import dataclass
@@ -91,10 +92,10 @@ def decode(data: bytes) -> Message:
     if not isinstance(parts, list) or len(parts) < 2:
         raise MessageError("a message is a list [version, kind, fields…]")
     version, kind, *fields = parts
-    if version != VERSION or isinstance(version, bool):
-        raise MessageError(f"message version {version!r}; this build speaks version {VERSION}")
+    if type(version) is not int or version != VERSION:
+        raise MessageError(f"message version {reprlib.repr(version)}; this build speaks version {VERSION}")
     if not isinstance(kind, str) or kind not in _KINDS:
-        raise MessageError(f"unknown message kind {kind!r}; known: {', '.join(_KINDS)}")
+        raise MessageError(f"unknown message kind {reprlib.repr(kind)}; known: {', '.join(_KINDS)}")
     return _build(_KINDS[kind], fields)
 
 
@@ -128,7 +129,7 @@ def _build(cls: type[T], values: list[Any]) -> T:
             values[index] = identity_from_fields(values[index])
         value = values[index]
         if type(value) not in accepted:
-            raise MessageError(f"{cls.__name__}.{field.name} cannot be {value!r}")
+            raise MessageError(f"{cls.__name__}.{field.name} cannot be {reprlib.repr(value)}")
     return cls(*values)
 
 

@@ -59,8 +59,8 @@ class WorkflowRegistry:
     """All workflows that are remembered, in the order of their last call.
 
     Bounded by `max_workflows`: a new one beyond it forgets the workflow that ended first; when none has ended, the
-    one that has been idle longest is ended (`limit`) and forgotten. Only when every workflow has a call running does
-    the registry grow beyond the limit, by the calls that run.
+    one that has been idle longest is ended (`limit`) and forgotten. One with a call running, ended or not, is never
+    forgotten; only when every workflow has one does the registry grow beyond the limit, by the calls that run.
 
     Args:
         idle_timeout_s: seconds without a call, from the end of the last one, after which a workflow ends.
@@ -137,7 +137,7 @@ class WorkflowRegistry:
         return workflow
 
     def expire(self, now: float) -> None:
-        """Ends every workflow that has been idle for longer than the timeout. O(number of those that end)."""
+        """Ends every workflow that has been idle for the timeout. O(number of those that end)."""
         running: list[str] = []
         for workflow in list(self._oldest_live(now - self._idle_timeout_s)):
             if workflow.running:
@@ -168,11 +168,12 @@ class WorkflowRegistry:
 
     def _make_room(self) -> None:
         while len(self) >= self._max_workflows:
-            if self._ended:
-                self._ended.popitem(last=False)
-                continue
-            idle = next((workflow for workflow in self._live.values() if not workflow.running), None)
-            if idle is None:
+            over = _first_without_calls(self._ended) or _first_without_calls(self._live)
+            if over is None:
                 return
-            self.end(idle.id, idle.last_seen, EndReason.LIMIT)
-            del self._ended[idle.id]
+            self.end(over.id, over.last_seen, EndReason.LIMIT)
+            del self._ended[over.id]
+
+
+def _first_without_calls(workflows: OrderedDict[str, Workflow]) -> Workflow | None:
+    return next((workflow for workflow in workflows.values() if not workflow.running), None)

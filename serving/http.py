@@ -52,10 +52,11 @@ async def read_json(request: Request, limit: int) -> dict[str, Any]:
 
 def _deeper_than(limit: int, value: Any) -> bool:
     """Without recursion: orjson reads 1024 levels, more than Python's own json and pickle can follow."""
+    containers = (dict, list)
     level = [value]
     for _ in range(limit):
         children = (item.values() if isinstance(item, dict) else item for item in level)
-        level = [child for group in children for child in group if isinstance(child, dict | list)]
+        level = [child for group in children for child in group if isinstance(child, containers)]
         if not level:
             return False
     return True

@@ -1,0 +1,80 @@
+"""Engines that die and engines that get stuck. The last tests on the shared server, for they replace its engines."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+
+import httpx
+import psutil
+from conftest import MODEL, Server, eventually, is_alive
+
+RESTART_LIMIT_S = 60 + 60
+
+
+def scheduler_of(engine: dict[str, object]) -> int:
+    pids = engine["pids"]
+    assert isinstance(pids, list)
+    return next(pid for pid in pids if "scheduler" in " ".join(psutil.Process(pid).cmdline()))
+
+
+def lose_engine(server: Server, signal_number: int, limit_s: float) -> float:
+    """Sends calls to an engine, the signal to its scheduler; the seconds until the last of the calls had its 503."""
+    victim_id = server.chat(headers={"x-workflow-id": "victim"}).headers["x-engine-id"]
+    victim = server.engine(victim_id)
+    processes = [psutil.Process(pid) for pid in victim["pids"]]
+    parent = psutil.Process(scheduler_of(victim)).parent()
+    assert parent is not None
+
+    async def run() -> float:
+        async with httpx.AsyncClient(base_url=server.url, timeout=limit_s + 30) as http:
+            body = {
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "go on"}],
+                "max_tokens": 3500,
+                "ignore_eos": True,
+            }
+            headers = {"x-workflow-id": "victim"}
+            calls = [
+                asyncio.ensure_future(http.post("/v1/chat/completions", json=body, headers=headers)) for _ in range(3)
+            ]
+            busy = asyncio.to_thread(eventually, lambda: server.engine(victim_id).get("running") == 3, "calls run", 30)
+            await busy
+            os.kill(scheduler_of(victim), signal_number)
+            killed = time.monotonic()
+            replies = await asyncio.gather(*calls)
+            took = time.monotonic() - killed
+        for reply in replies:
+            assert reply.status_code == 503, reply.text
+            assert int(reply.headers["retry-after"]) > 0
+            assert reply.json()["error"]["code"] == "engine_unavailable"
+        return took
+
+    took = asyncio.run(run())
+    assert server.chat(headers={"x-workflow-id": "victim"}).status_code in (200, 503)
+    eventually(lambda: not any(is_alive(process) for process in [*processes, parent]), "the old engine is gone", 30)
+    eventually(
+        lambda: len(ids := {engine["id"] for engine in server.engines()}) == 2 and victim_id not in ids,
+        "a new engine",
+        RESTART_LIMIT_S,
+    )
+    assert server.chat(headers={"x-workflow-id": "victim"}).status_code == 200
+    return took
+
+
+def test_a_killed_scheduler_fails_its_calls_at_once_and_is_replaced(server: Server) -> None:
+    assert lose_engine(server, signal.SIGKILL, limit_s=10) < 5
+
+
+def test_a_stuck_scheduler_is_found_out_and_replaced(server: Server) -> None:
+    stall_s = server.args["health"]["stall_s"]
+    assert stall_s - 1 < lose_engine(server, signal.SIGSTOP, limit_s=60) < stall_s + 10
+
+
+def test_a_long_prefill_is_not_taken_for_being_stuck(server: Server) -> None:
+    before = {engine["id"] for engine in server.engines()}
+    reply = server.chat("word " * 1800, max_tokens=200, ignore_eos=True)
+    assert reply.status_code == 200, reply.text
+    assert {engine["id"] for engine in server.engines()} == before

@@ -1,0 +1,197 @@
+"""One endpoint over two real engines."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from conftest import MODEL, Server, eventually
+
+from serving.client import agent, workflow
+
+
+@pytest.fixture
+def client(server: Server) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+class TestRouting:
+    def test_the_calls_of_a_workflow_stay_on_one_engine_and_eight_workflows_use_both(self, server: Server) -> None:
+        def engines_of(name: str) -> set[str]:
+            return {
+                server.chat(f"call {i}", {"x-workflow-id": name, "x-agent-name": f"agent-{i}"}).headers["x-engine-id"]
+                for i in range(4)
+            }
+
+        with ThreadPoolExecutor(8) as pool:
+            used = list(pool.map(engines_of, [f"routing-{i}" for i in range(8)]))
+        assert all(len(engines) == 1 for engines in used)
+        assert set.union(*used) == {engine["id"] for engine in server.engines()}
+
+    def test_untagged_calls_of_one_agent_share_an_engine(self, server: Server) -> None:
+        anchor = {"role": "system", "content": "You are the agent that all of these calls belong to."}
+        replies = [server.chat(messages=[anchor, {"role": "user", "content": f"question {i}"}]) for i in range(3)]
+        assert len({reply.headers["x-engine-id"] for reply in replies}) == 1
+        assert len({reply.headers["x-agent-name"] for reply in replies}) == 1
+        assert len({reply.headers["x-workflow-id"] for reply in replies}) == 3
+
+
+class TestAnswers:
+    def test_a_stream_says_what_a_plain_answer_says(self, client: openai.OpenAI) -> None:
+        asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Speak"}], "max_tokens": 24}
+        plain = client.chat.completions.create(**asked, temperature=0)
+        stream = client.chat.completions.create(**asked, temperature=0, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices)
+        assert text == plain.choices[0].message.content
+
+    def test_the_second_call_of_a_conversation_reports_cached_tokens(self, client: openai.OpenAI) -> None:
+        asked = "A question that is long enough to be worth keeping in a cache, asked once."
+        turns: list[Any] = [{"role": "user", "content": asked}]
+        first = client.chat.completions.create(model=MODEL, messages=turns, max_tokens=8, temperature=0)
+        turns += [
+            {"role": "assistant", "content": first.choices[0].message.content},
+            {"role": "user", "content": "And again"},
+        ]
+        raw = client.chat.completions.with_raw_response.create(model=MODEL, messages=turns, max_tokens=8)
+        details: Any = raw.parse().usage.prompt_tokens_details  # type: ignore[union-attr]
+        assert details.cached_tokens >= first.usage.prompt_tokens - 1  # type: ignore[union-attr]
+        assert details.device + details.host == details.cached_tokens
+
+    def test_replies_say_who_asked_whom(self, server: Server) -> None:
+        reply = server.chat(headers={"x-workflow-id": "named", "x-agent-name": "planner", "x-request-id": "mine"})
+        assert reply.headers["x-workflow-id"] == "named"
+        assert reply.headers["x-agent-name"] == "planner"
+        assert reply.headers["x-request-id"] == "mine"
+        assert reply.headers["x-engine-id"] in {engine["id"] for engine in server.engines()}
+
+    def test_the_model_is_listed(self, client: openai.OpenAI) -> None:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).id == MODEL
+
+
+class TestWorkflows:
+    def test_a_workflow_lives_ends_and_comes_back(self, server: Server) -> None:
+        def state(name: str) -> str:
+            return str(server.http.get(f"/v1/workflows/{name}").json()["state"])
+
+        server.chat(headers={"x-workflow-id": "life", "x-agent-name": "planner"})
+        assert state("life") == "idle"
+        assert server.http.delete("/v1/workflows/life").json()["state"] == "ended"
+        assert server.http.delete("/v1/workflows/life").json()["end_reason"] == "requested"
+        server.chat(headers={"x-workflow-id": "life", "x-agent-name": "coder"})
+        assert state("life") == "idle"
+        server.chat(headers={"x-workflow-id": "life", "x-workflow-final": "true"})
+        ended = server.http.get("/v1/workflows/life").json()
+        assert (ended["state"], ended["end_reason"], ended["calls"]) == ("ended", "final", 3)
+        assert ended["agents"] == {"planner": 1, "coder": 1, "default": 1}
+
+    def test_an_idle_workflow_ends_by_itself(self, server: Server) -> None:
+        server.chat(headers={"x-workflow-id": "forgotten"})
+        found = eventually(
+            lambda: [w for w in server.http.get("/v1/workflows?state=ended").json()["data"] if w["id"] == "forgotten"],
+            "the workflow ends",
+            limit_s=30,
+        )
+        assert found[0]["end_reason"] == "idle_timeout"
+
+    def test_the_client_helper_names_and_ends_its_workflow(self, server: Server, client: openai.OpenAI) -> None:
+        with workflow() as flow, agent("writer"):
+            client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "x"}], max_tokens=2)
+            assert server.http.get(f"/v1/workflows/{flow.id}").json()["agents"] == {"writer": 1}
+        assert server.http.get(f"/v1/workflows/{flow.id}").json()["end_reason"] == "requested"
+
+
+class TestLeaving:
+    @pytest.mark.parametrize("stream", [True, False], ids=["stream", "plain"])
+    def test_a_client_that_goes_away_frees_the_engine(self, server: Server, stream: bool) -> None:
+        body = {
+            "model": MODEL,
+            "messages": [{"role": "user", "content": "go on for ever"}],
+            "max_tokens": 3500,
+            "ignore_eos": True,
+            "stream": stream,
+        }
+
+        async def leave() -> None:
+            async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+                call = asyncio.ensure_future(http.post("/v1/chat/completions", json=body))
+                running = asyncio.to_thread(eventually, lambda: busy(server), "the call runs", 30)
+                await asyncio.wait_for(running, 40)
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+
+        asyncio.run(leave())
+        eventually(lambda: not busy(server), "the engine is free again", 15)
+
+
+def busy(server: Server) -> bool:
+    return any(engine["running"] or engine["calls"] for engine in server.engines())
+
+
+class TestIdentity:
+    def test_identity_arrives_in_the_scheduler_as_sent(self, server: Server) -> None:
+        import ray
+        from ray import serve
+
+        from serving.calls import EngineQuery
+
+        headers = {
+            "x-workflow-id": "Zürich 42".encode(),
+            "x-agent-name": "plänner".encode(),
+            "x-parent-workflow-id": b"root/1",
+            "x-workflow-final": b"true",
+            "x-workflow-priority": b"-3",
+            "x-tenant-id": b"acme",
+        }
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+        reply = httpx.post(
+            f"{server.url}/v1/chat/completions", json=body | {"kv_hints": {"forged": 1}}, headers=headers, timeout=60
+        )
+        assert reply.status_code == 200
+        ray.init(address="auto", namespace="serve", log_to_driver=False)
+        try:
+            handle = serve.get_deployment_handle("EngineReplica", "forecache")
+            engine = reply.headers["x-engine-id"]
+            calls = handle.recent_calls.remote(EngineQuery(engine)).result(timeout_s=30)
+        finally:
+            ray.shutdown()
+        seen = next(call for call in calls if call.rid == reply.json()["id"])
+        assert (seen.identity.workflow, seen.identity.agent, seen.identity.parent) == ("Zürich 42", "plänner", "root/1")
+        assert (seen.identity.final, seen.identity.priority, seen.identity.tenant) == (True, -3, "acme")
+        assert seen.identity.source == "header"
+
+
+class TestLimits:
+    def test_too_many_calls_at_once_get_a_429_and_the_rest_an_answer(self, server: Server) -> None:
+        async def flood() -> list[httpx.Response]:
+            async with httpx.AsyncClient(base_url=server.url, timeout=120) as http:
+                body = {
+                    "model": MODEL,
+                    "messages": [{"role": "user", "content": "x"}],
+                    "max_tokens": 60,
+                    "ignore_eos": True,
+                }
+                return await asyncio.gather(*(http.post("/v1/chat/completions", json=body) for _ in range(160)))
+
+        replies = asyncio.run(flood())
+        refused = [reply for reply in replies if reply.status_code == 429]
+        assert {reply.status_code for reply in replies} == {200, 429}
+        assert len(replies) - len(refused) >= 64
+        assert all(int(reply.headers["retry-after"]) > 0 for reply in refused)
+        assert refused[0].json()["error"]["type"] == "rate_limit_error"
+
+    def test_a_body_too_large_gets_a_413(self, server: Server) -> None:
+        reply = server.chat("x" * 300_000)
+        assert reply.status_code == 413
+        assert "200000" in reply.json()["error"]["message"]
+
+
+def test_answers_come_at_once_after_all_that(server: Server) -> None:
+    started = time.monotonic()
+    assert server.chat().status_code == 200
+    assert time.monotonic() - started < 10

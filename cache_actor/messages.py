@@ -42,7 +42,8 @@ class Beat:
     """One scheduler rank is alive: sent at most every quarter of a second, and before every long forward.
 
     Counters only grow, so two beats tell what moved between them. `forward_tokens` is the size of the forward that
-    is about to start (0 between forwards): the reason why no further beat may come for a while.
+    is about to start (0 between forwards): the reason why no further beat may come for a while. `at` is when it was
+    sent, in seconds of the machine's monotonic clock, so that a receiver that reads late does not take it for news.
     """
 
     rank: int
@@ -51,6 +52,7 @@ class Beat:
     forward_tokens: int
     running: int
     waiting: int
+    at: float
 
 
 @dataclass(frozen=True, slots=True)

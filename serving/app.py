@@ -9,7 +9,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from serving.config import AppConfig
+from serving.config import AppConfig, DeploymentConfig
 from serving.engine import EngineReplica
 from serving.engine_args import check_engine_arguments
 from serving.ingress import Ingress
@@ -84,6 +84,11 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
     return options
 
 
+def _most_replicas(deployment: DeploymentConfig) -> int:
+    autoscaling = deployment.autoscaling_config
+    return deployment.num_replicas if autoscaling is None else int(autoscaling.get("max_replicas", 1))
+
+
 def _environment(config: AppConfig, on_cpu: bool) -> dict[str, str]:
     """The engine's environment: what the config says, and the compute threads of a CPU engine.
 
@@ -92,7 +97,7 @@ def _environment(config: AppConfig, on_cpu: bool) -> dict[str, str]:
     deployment = config.deployment
     threads = deployment.cpu_threads
     if threads is None and on_cpu:
-        threads = max(1, len(os.sched_getaffinity(0)) // deployment.num_replicas)
+        threads = max(1, len(os.sched_getaffinity(0)) // _most_replicas(deployment))
     # SGLang warns at import, once a process, of every kernel that this device has not.
     environment = {"PYTHONWARNINGS": "ignore::UserWarning"}
     if threads is not None:

@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
+import psutil
 from ray import serve
 
 from cache_actor.messages import Beat, CallStarted
@@ -25,7 +26,7 @@ from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
 
 if TYPE_CHECKING:
-    from serving.openai_api import OpenAIApi
+    pass
 
 logger = logging.getLogger("forecache")
 
@@ -76,7 +77,7 @@ class EngineReplica:
         parts = Parts()
         self._calls[call.rid] = parts
         if self._health.dead:
-            parts.fail(self._api, self._down(self._health.dead))
+            parts.fail(self._down(self._health.dead), self._api.error_reply)
         pump = self._loop.create_task(self._pump(call, parts))
         try:
             async for part in parts:
@@ -86,7 +87,7 @@ class EngineReplica:
             pump.cancel()
 
     async def status(self, query: EngineQuery) -> dict[str, Any]:
-        """What this engine is doing now, and the calls that its scheduler saw last, as `CallStarted` fields."""
+        """What this engine is doing now."""
         return {
             "id": self._engine_id,
             "model": self._config.model.served_name,
@@ -110,14 +111,14 @@ class EngineReplica:
                 parts.put(part)
         except Exception:
             logger.exception("forecache engine %s: call %s failed", self._engine_id, call.rid)
-            parts.fail(self._api, ApiError(500, "the engine failed to answer; its log has the reason"))
+            parts.fail(ApiError(500, "the engine failed to answer; its log has the reason"), self._api.error_reply)
         finally:
             parts.end()
 
     async def _read_events(self) -> None:
         async for message in self._events.messages():
             if isinstance(message, Beat):
-                self._health.on_beat(message, time.monotonic())
+                self._health.on_beat(message, message.at)
             else:
                 self._recent[message.rid] = message
                 while len(self._recent) > _RECENT_CALLS:
@@ -132,10 +133,11 @@ class EngineReplica:
     def _watch(self, processes: list[Any]) -> None:
         """Waits, in a thread of its own, for the first of the engine's processes to end."""
         by_sentinel = {process.sentinel: process for process in processes}
+        names = {process.pid: _title(process.pid) for process in processes}
         ended = by_sentinel[multiprocessing.connection.wait(list(by_sentinel))[0]]
         if not self._released.is_set():
             ended.join(timeout=1)
-            reason = f"process {ended.name} (pid {ended.pid}) ended with exit code {ended.exitcode}"
+            reason = f"its {names[ended.pid]} process (pid {ended.pid}) ended with exit code {ended.exitcode}"
             asyncio.run_coroutine_threadsafe(self._die(reason), self._loop)
 
     async def _die(self, reason: str) -> None:
@@ -144,7 +146,7 @@ class EngineReplica:
         self._health.on_process_exit(reason)
         logger.error("forecache engine %s: %s; failing %d calls", self._engine_id, reason, len(self._calls))
         for parts in list(self._calls.values()):
-            parts.fail(self._api, self._down(reason))
+            parts.fail(self._down(reason), self._api.error_reply)
         await asyncio.sleep(_LAST_WORDS_S)
         await asyncio.to_thread(self._release)
         os._exit(1)
@@ -181,9 +183,9 @@ class Parts:
             self._untaken.append(part)
             self._changed.set()
 
-    def fail(self, api: OpenAIApi, error: ApiError) -> None:
+    def fail(self, error: ApiError, as_reply: Callable[[ApiError], Reply]) -> None:
         """Ends the call with an error: as its reply, or as the last event of a stream that has begun."""
-        self.put(sse_event(error) if self._begun else api.error_reply(error))
+        self.put(sse_event(error) if self._begun else as_reply(error))
         self.end()
 
     def end(self) -> None:
@@ -203,3 +205,12 @@ class Parts:
                 yield b"".join(chunks)
             if self._ended and not self._untaken:
                 return
+
+
+def _title(pid: int) -> str:
+    """What SGLang calls one of its processes ("scheduler", "detokenizer")."""
+    try:
+        title: str = psutil.Process(pid).cmdline()[0]
+        return title.removeprefix("sglang::")
+    except (psutil.Error, IndexError):
+        return "engine"

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from cache_actor.messages import RequestIdentity
-from serving.errors import ApiError, invalid_request
+from serving.calls import Reply
+from serving.errors import ApiError, invalid_request, sse_event
 
 MAX_DEPTH = 256
 
@@ -69,6 +71,40 @@ def identity_headers(identity: RequestIdentity) -> Mapping[str, str]:
         "x-workflow-id": quote(identity.workflow, safe=plain),
         "x-agent-name": quote(identity.agent, safe=plain),
     }
+
+
+class CallStream(StreamingResponse):
+    """The rest of an engine's stream. `over` is called when it ends, in whatever way, begun or not."""
+
+    def __init__(
+        self,
+        reply: Reply,
+        parts: AsyncGenerator[Reply | bytes, None],
+        headers: Mapping[str, str],
+        over: Callable[[], None],
+    ) -> None:
+        super().__init__(self._body(reply, parts), reply.status, headers, reply.media_type)
+        self._parts = parts
+        self._over = over
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            try:
+                await self._parts.aclose()
+            finally:
+                self._over()
+
+    @staticmethod
+    async def _body(reply: Reply, parts: AsyncGenerator[Reply | bytes, None]) -> AsyncIterator[bytes]:
+        yield reply.body
+        try:
+            async for part in parts:
+                assert isinstance(part, bytes)
+                yield part
+        except ApiError as error:
+            yield sse_event(error)
 
 
 def new_api() -> FastAPI:

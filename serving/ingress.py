@@ -8,11 +8,11 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import JSONResponse, Response
 from ray import serve
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
@@ -24,9 +24,9 @@ from cache_actor.workflows import State, Workflow, WorkflowRegistry
 from serving.calls import EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
-from serving.errors import ApiError, engine_down, invalid_request, sse_event
-from serving.http import identity_headers, new_api, read_json
-from serving.identity import Identified, identify
+from serving.errors import ApiError, engine_down, invalid_request
+from serving.http import CallStream, identity_headers, new_api, read_json
+from serving.identity import Identified, clean_id, identify
 from serving.logs import log_through_serve
 from serving.placement import Placement, placement_named
 
@@ -98,8 +98,10 @@ class Ingress:
             return_exceptions=True,
         )
         load = self._placement.load()
-        found = [{**answer, "workflows": load.get(answer["id"], 0)} for answer in answers if isinstance(answer, dict)]
-        return {"object": "list", "data": found}
+        # An engine that went in this moment is answered for by another: by its id each counts once.
+        found = {answer["id"]: answer for answer in answers if isinstance(answer, dict)}
+        data = [{**answer, "workflows": load.get(engine, 0)} for engine, answer in sorted(found.items())]
+        return {"object": "list", "data": data}
 
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class Ingress:
     @api.delete("/v1/workflows/{workflow_id:path}")
     async def end_workflow(self, workflow_id: str) -> dict[str, Any]:
         workflow = self._known(workflow_id)
-        self._registry.end(workflow_id, time.time())
+        self._registry.end(workflow.id, time.monotonic())
         self._release_ended()
         return self._workflow(workflow)
 
@@ -133,7 +135,7 @@ class Ingress:
             return JSONResponse(error.body(), error.status, headers | error.headers())
         self._inflight += 1
         identity: RequestIdentity | None = None
-        handed_over = False
+        handed_over = False  # to a response that says itself when it is over
         try:
             body = self._clean(await read_json(request, self._config.limits.max_body_bytes))
             identified = identify(request.headers, body, self._config.identity, self._conversations)
@@ -149,8 +151,7 @@ class Ingress:
             if reply.media_type != "text/event-stream":
                 return Response(reply.body, reply.status, headers, reply.media_type)
             handed_over = True
-            stream = self._stream(reply, parts, identity)
-            return StreamingResponse(stream, reply.status, headers, reply.media_type)
+            return CallStream(reply, parts, headers, over=lambda: self._over(identity))
         except ApiError as error:
             return JSONResponse(error.body(), error.status, headers | error.headers())
         except ClientDisconnect:
@@ -159,7 +160,7 @@ class Ingress:
             if not handed_over:
                 self._over(identity)
 
-    async def _parts(self, call: EngineCall) -> AsyncIterator[Reply | bytes]:
+    async def _parts(self, call: EngineCall) -> AsyncGenerator[Reply | bytes, None]:
         """What the engine says; every way in which it can fail to is an `ApiError`."""
         response = self._engines.call.remote(call)
         parts = aiter(response)
@@ -194,19 +195,6 @@ class Ingress:
         finally:
             task.cancel()
 
-    async def _stream(
-        self, reply: Reply, parts: AsyncIterator[Reply | bytes], identity: RequestIdentity
-    ) -> AsyncIterator[bytes]:
-        try:
-            yield reply.body
-            async for part in parts:
-                yield part  # type: ignore[misc]
-        except ApiError as error:
-            yield sse_event(error)
-        finally:
-            await parts.aclose()  # type: ignore[attr-defined]
-            self._over(identity)
-
     def _clean(self, body: dict[str, Any]) -> dict[str, Any]:
         model = body.get("model")
         if not isinstance(model, str):
@@ -230,7 +218,7 @@ class Ingress:
         }
 
     def _begin(self, identified: Identified) -> None:
-        self._registry.begin_call(identified.identity, time.time())
+        self._registry.begin_call(identified.identity, time.monotonic())
         if identified.identity.source == "inferred":
             self._conversations.remember(identified.conversation, identified.identity.workflow)
         self._release_ended()
@@ -238,8 +226,11 @@ class Ingress:
     def _over(self, identity: RequestIdentity | None) -> None:
         self._inflight -= 1
         if identity is not None:
-            self._registry.end_call(identity, time.time())
+            self._registry.end_call(identity, time.monotonic())
             self._release_ended()
+            workflow = self._registry.get(identity.workflow)
+            if workflow is None or workflow.state is State.ENDED:  # it ended before its call had been placed
+                self._placement.release(identity.workflow)
 
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
@@ -248,7 +239,7 @@ class Ingress:
     async def _expire(self) -> None:
         while True:
             await asyncio.sleep(_EXPIRE_PERIOD_S)
-            self._registry.expire(time.time())
+            self._registry.expire(time.monotonic())
             self._release_ended()
 
     async def _meet_engines(self) -> None:
@@ -256,7 +247,7 @@ class Ingress:
         await self._queries.status.remote(EngineQuery("any"))
 
     def _known(self, workflow_id: str) -> Workflow:
-        workflow = self._registry.get(workflow_id)
+        workflow = self._registry.get(clean_id(workflow_id) or workflow_id)
         if workflow is None:
             raise ApiError(404, f"there is no workflow {workflow_id!r}", "workflow_not_found", "workflow_id")
         return workflow
@@ -275,11 +266,15 @@ class Ingress:
             "running": workflow.running,
             "agents": workflow.agents,
             "current_agent": workflow.current_agent,
-            "created": workflow.created,
-            "last_seen": workflow.last_seen,
-            "ended": workflow.ended,
+            "created": self._wall_clock(workflow.created),
+            "last_seen": self._wall_clock(workflow.last_seen),
+            "ended": self._wall_clock(workflow.ended) if workflow.ended is not None else None,
             "end_reason": workflow.end_reason,
         }
+
+    def _wall_clock(self, monotonic: float) -> float:
+        """Unix time in seconds, for people; nothing is decided by it."""
+        return round(time.time() - time.monotonic() + monotonic, 3)
 
     def _overloaded(self, reason: str) -> ApiError:
         return ApiError(429, reason, "overloaded", retry_after_s=self._config.limits.retry_after_s)

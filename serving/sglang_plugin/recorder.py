@@ -6,13 +6,18 @@ scheduler step: one clock read; a message is sent four times a second, before a 
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from cache_actor.messages import Beat, CallStarted, MessageError, RequestIdentity, identity_from_fields
 from serving.sglang_plugin.channel import ADDRESS_VARIABLE, EventSender
+
+logger = logging.getLogger("forecache")
 
 IDENTITY_ACTION = "forecache.identity"
 IDENTITY_VERSION = "1"
@@ -37,6 +42,23 @@ def install() -> None:
     HookRegistry.register(f"{scheduler}.handle_generate_request", recorder.before_call, HookType.BEFORE)
 
 
+def guarded(hook: Callable[..., None]) -> Callable[..., None]:
+    """SGLang lets a hook's exception end the scheduler. A recorder is not worth that: it is logged, once a hook."""
+    failed = False
+
+    @functools.wraps(hook)
+    def run(*args: Any, **kwargs: Any) -> None:
+        nonlocal failed
+        try:
+            hook(*args, **kwargs)
+        except Exception:
+            if not failed:
+                logger.exception("forecache: %s failed; the scheduler goes on without it", hook.__qualname__)
+            failed = True
+
+    return run
+
+
 class Recorder:
     """Turns scheduler hooks into messages. The socket opens at the first one, in the process that sends."""
 
@@ -45,21 +67,25 @@ class Recorder:
         self._sender: EventSender | None = None
         self._next_beat = 0.0
 
+    @guarded
     def after_ingest(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
         if time.monotonic() >= self._next_beat:
             self._beat(scheduler, forward_tokens=0)
 
+    @guarded
     def before_forward(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
         tokens = batch.extend_num_tokens or 0
         if tokens >= LONG_FORWARD_TOKENS:
             self._beat(scheduler, forward_tokens=tokens)
 
+    @guarded
     def before_call(self, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         if _tp_rank() == 0:
-            self._send(CallStarted(request.rid, len(request.input_ids), identity_of(request.kv_hints)))
+            self._send(CallStarted(request.rid, len(request.input_ids or ()), identity_of(request.kv_hints)))
 
     def _beat(self, scheduler: Any, forward_tokens: int) -> None:
-        self._next_beat = time.monotonic() + BEAT_PERIOD_S
+        now = time.monotonic()
+        self._next_beat = now + BEAT_PERIOD_S
         self._send(
             Beat(
                 rank=_tp_rank(),
@@ -68,6 +94,7 @@ class Recorder:
                 forward_tokens=forward_tokens,
                 running=len(scheduler.running_batch.reqs),
                 waiting=len(scheduler.waiting_queue),
+                at=now,
             )
         )
 

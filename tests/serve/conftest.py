@@ -56,6 +56,19 @@ def config(port: int, args: dict[str, Any]) -> dict[str, Any]:
     return {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
 
 
+def run_tool(*command: str | Path) -> str:
+    """Runs a command against the server's cluster as the README says to, with Ray's token; what it printed."""
+    done = subprocess.run(
+        [str(part) for part in command],
+        env=os.environ | {"RAY_AUTH_MODE": "token"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 class Server:
     """A running `serve run`, and what may be left of it."""
 
@@ -124,7 +137,7 @@ class Server:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A machine has one Serve: first the tests that start their own, last those that kill the engines of the shared one."""
+    """A machine has one Serve: first the tests that start their own, last those that kill engines of the shared one."""
     items.sort(key=lambda item: ("server" in getattr(item, "fixturenames", ()), "test_failures" in item.nodeid))
 
 

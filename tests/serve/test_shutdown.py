@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
-from conftest import ENGINE, RANDOM_MODEL, Server, eventually, is_alive, leftovers
+from conftest import ENGINE, RANDOM_MODEL, Server, eventually, is_alive, leftovers, run_tool
 
 SERVE = Path(sys.executable).parent / "serve"
 
@@ -28,13 +27,13 @@ def test_a_redeploy_and_a_shutdown_leave_no_process_of_ours(tmp_path: Path) -> N
         first, first_id = engine_processes(server), server.engines()[0]["id"]
 
         redeployed = server.write_config(args | {"engine": ENGINE | {"max_running_requests": 4}})
-        subprocess.run([SERVE, "deploy", redeployed], check=True, timeout=120, capture_output=True)
+        run_tool(SERVE, "deploy", redeployed)
         eventually(lambda: [engine["id"] for engine in server.engines()] not in ([], [first_id]), "a redeploy", 180)
         eventually(lambda: not any(is_alive(process) for process in first), "the old engine is gone", 60)
         assert server.chat().status_code == 200
 
         second = engine_processes(server)
-        subprocess.run([SERVE, "shutdown", "-y"], check=True, timeout=120, capture_output=True)
+        run_tool(SERVE, "shutdown", "-y")
         eventually(lambda: not any(is_alive(process) for process in second), "`serve shutdown` ends it", 60)
         assert not leftovers(second)
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import MODEL, Server, eventually
+from conftest import MODEL, Server, eventually, run_tool
 
 from serving.client import agent, workflow
 
@@ -133,13 +135,19 @@ def busy(server: Server) -> bool:
     return any(engine["running"] or engine["calls"] for engine in server.engines())
 
 
+RECENT_CALLS = """
+import dataclasses, json, sys, ray
+from ray import serve
+from serving.calls import EngineQuery
+ray.init(address="auto", namespace="serve", log_to_driver=False)
+handle = serve.get_deployment_handle("EngineReplica", "forecache")
+calls = handle.recent_calls.remote(EngineQuery(sys.argv[1])).result(timeout_s=30)
+print("CALLS", json.dumps([dataclasses.asdict(call) for call in calls]))
+"""
+
+
 class TestIdentity:
     def test_identity_arrives_in_the_scheduler_as_sent(self, server: Server) -> None:
-        import ray
-        from ray import serve
-
-        from serving.calls import EngineQuery
-
         headers = {
             "x-workflow-id": "Zürich 42".encode(),
             "x-agent-name": "plänner".encode(),
@@ -153,17 +161,18 @@ class TestIdentity:
             f"{server.url}/v1/chat/completions", json=body | {"kv_hints": {"forged": 1}}, headers=headers, timeout=60
         )
         assert reply.status_code == 200
-        ray.init(address="auto", namespace="serve", log_to_driver=False)
-        try:
-            handle = serve.get_deployment_handle("EngineReplica", "forecache")
-            engine = reply.headers["x-engine-id"]
-            calls = handle.recent_calls.remote(EngineQuery(engine)).result(timeout_s=30)
-        finally:
-            ray.shutdown()
-        seen = next(call for call in calls if call.rid == reply.json()["id"])
-        assert (seen.identity.workflow, seen.identity.agent, seen.identity.parent) == ("Zürich 42", "plänner", "root/1")
-        assert (seen.identity.final, seen.identity.priority, seen.identity.tenant) == (True, -3, "acme")
-        assert seen.identity.source == "header"
+        said = run_tool(sys.executable, "-c", RECENT_CALLS, reply.headers["x-engine-id"])
+        calls = json.loads(said.partition("CALLS ")[2])
+        seen = next(call for call in calls if call["rid"] == reply.json()["id"])
+        assert seen["identity"] == {
+            "workflow": "Zürich 42",
+            "agent": "plänner",
+            "parent": "root/1",
+            "final": True,
+            "priority": -3,
+            "tenant": "acme",
+            "source": "header",
+        }
 
 
 class TestLimits:

@@ -16,7 +16,7 @@ from serving.sglang_plugin.channel import EventReceiver, EventSender, new_addres
 
 
 def beat(forwards: int) -> Beat:
-    return Beat(rank=0, pid=1, forwards=forwards, forward_tokens=0, running=0, waiting=0)
+    return Beat(rank=0, pid=1, forwards=forwards, forward_tokens=0, running=0, waiting=0, at=0.0)
 
 
 async def first(count: int, receiver: EventReceiver) -> list[Message]:
@@ -71,7 +71,7 @@ class TestMessages:
         senders = [EventSender(address) for _ in range(2)]
         for i in range(100):
             for pid, sender in enumerate(senders):
-                sender.send(Beat(pid, pid, i, 0, 0, 0))
+                sender.send(Beat(pid, pid, i, 0, 0, 0, 0.0))
         found = [message for message in await first(200, receiver) if isinstance(message, Beat)]
         for pid in range(2):
             assert [message.forwards for message in found if message.pid == pid] == list(range(100))

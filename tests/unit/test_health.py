@@ -18,7 +18,7 @@ START = 1000.0
 def beat(
     forwards: int = 0, forward_tokens: int = 0, running: int = 0, waiting: int = 0, rank: int = 0, pid: int = 100
 ) -> Beat:
-    return Beat(rank, pid, forwards, forward_tokens, running, waiting)
+    return Beat(rank, pid, forwards, forward_tokens, running, waiting, at=0.0)
 
 
 def health() -> EngineHealth:

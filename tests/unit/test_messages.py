@@ -38,7 +38,7 @@ IDENTITIES = st.builds(
     source=NAMES,
 )
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
-    Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS),
+    Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, st.floats(allow_nan=False)),
     CallStarted: st.builds(CallStarted, NAMES, COUNTS, st.none() | IDENTITIES),
 }
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
@@ -52,7 +52,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-BEAT = ["beat", 0, 1, 2, 3, 4, 5]
+BEAT = ["beat", 0, 1, 2, 3, 4, 5, 6.0]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 STARTED: list[Any] = ["call_started", "rid", 7, IDENTITY]
 
@@ -98,7 +98,7 @@ class TestRoundTrip:
         assert identity_from_fields(fields) == identity
 
     def test_the_examples_of_this_file_are_valid(self) -> None:
-        assert decode(wire(VERSION, *BEAT)) == Beat(0, 1, 2, 3, 4, 5)
+        assert decode(wire(VERSION, *BEAT)) == Beat(0, 1, 2, 3, 4, 5, 6.0)
         assert decode(wire(VERSION, *STARTED)) == CallStarted("rid", 7, RequestIdentity("w", "a", source="header"))
 
 

@@ -17,15 +17,12 @@ BEGUN = Reply(200, SSE, "engine", b"data: first\n\n")
 GONE = ApiError(503, "the engine is down", code="engine_unavailable", retry_after_s=2)
 
 
-class Api:
-    """The one thing that `Parts` asks of an `OpenAIApi`, whose module imports the whole of SGLang."""
-
-    def error_reply(self, error: ApiError) -> Reply:
-        return Reply(error.status, JSON, "engine", orjson.dumps(error.body()), error.retry_after_s)
+def as_reply(error: ApiError) -> Reply:
+    return Reply(error.status, JSON, "engine", orjson.dumps(error.body()), error.retry_after_s)
 
 
 def fail(parts: Parts) -> None:
-    parts.fail(Api(), GONE)  # type: ignore[arg-type]
+    parts.fail(GONE, as_reply)
 
 
 async def taken(parts: Parts) -> list[Reply | bytes]:

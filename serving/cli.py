@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from serving.config import ModelConfig
+from serving.config_reference import reference
 from serving.demo import demo
 from serving.models import ModelError, prepare_model
 
@@ -34,6 +35,12 @@ def prepare(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     typer.echo(json.dumps({"source": source, "model_path": path}) if as_json else path)
+
+
+@app.command("config")
+def config() -> None:
+    """Print every key that `args:` of a config file may have, with its type, default and meaning."""
+    typer.echo(reference())
 
 
 @app.command("version")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -11,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -33,6 +35,7 @@ logger = logging.getLogger("forecache")
 _MONITOR_PERIOD_S = 0.5
 _LAST_WORDS_S = 0.5
 _RECENT_CALLS = 256
+_END_LIMIT_S = 30
 
 
 class EngineReplica:
@@ -157,10 +160,9 @@ class EngineReplica:
     def _release(self) -> None:
         """Ends every process of the engine and removes its files; may be called in any state, and twice."""
         self._released.set()
+        end_processes()
         if self._engine is not None:
             self._engine.shutdown()
-        for process in multiprocessing.active_children():
-            process.kill()
         self._run_directory.remove()
 
     def __del__(self) -> None:
@@ -205,6 +207,22 @@ class Parts:
                 yield b"".join(chunks)
             if self._ended and not self._untaken:
                 return
+
+
+def end_processes() -> None:
+    """Ends every child of this process. The semaphores they leave behind are removed.
+
+    That is the work of Python's resource tracker, a child as well, and the only one that may end by itself: SGLang's
+    shutdown kills it with the others, and the semaphores stay in /dev/shm.
+    """
+    tracker: Any = resource_tracker._resource_tracker
+    children = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker._pid]
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    _, alive = psutil.wait_procs(children, timeout=_END_LIMIT_S)
+    if not alive:  # a living child would keep the tracker waiting
+        tracker._stop()
 
 
 def _title(pid: int) -> str:

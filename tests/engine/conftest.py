@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from typing import Any
@@ -44,7 +45,9 @@ class EngineUnderTest:
     def __init__(self, config: AppConfig) -> None:
         self.config = config
         self.started_calls: dict[str, CallStarted] = {}
-        self.health = EngineHealth(HealthConfig(), 0.0)
+        self.announced: list[int] = []
+        self.last_beat = 0.0
+        self.health = EngineHealth(HealthConfig(), time.monotonic())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -63,7 +66,9 @@ class EngineUnderTest:
     async def _read(self) -> None:
         async for message in self._events.messages():
             if isinstance(message, Beat):
-                self.health.on_beat(message, self._loop.time())
+                self.health.on_beat(message, message.at)
+                self.last_beat = message.at
+                self.announced += [message.forward_tokens] if message.forward_tokens else []
             else:
                 self.started_calls[message.rid] = message
 

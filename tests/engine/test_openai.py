@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from typing import Any
 
 import pytest
@@ -139,3 +140,29 @@ async def _scheduler_running(engine: EngineUnderTest, wanted: Any) -> int:
         while not wanted(running := engine.health.snapshot()["running"]):
             await asyncio.sleep(0.02)
     return running
+
+
+class TestHealth:
+    def test_each_long_forward_is_announced_so_that_patience_can_be_had(self, engine: EngineUnderTest) -> None:
+        engine.announced.clear()
+        status, body = engine.answer({"prompt": [7 + i % 1000 for i in range(1200)], "max_tokens": 1}, "completion")
+        assert (status, body["usage"]["prompt_tokens"]) == (200, 1200)
+        # Chunks of 512; the last, of 176, is over too soon to be worth a message.
+        assert engine.run(_announced(engine, 2)) == [512, 512]
+
+    def test_the_idle_engine_gives_signs_of_life(self, engine: EngineUnderTest) -> None:
+        async def beats() -> None:
+            first = engine.last_beat
+            async with asyncio.timeout(10):
+                while engine.last_beat == first:
+                    await asyncio.sleep(0.05)
+
+        engine.run(beats())
+        assert engine.health.problem(time.monotonic()) is None
+
+
+async def _announced(engine: EngineUnderTest, count: int) -> list[int]:
+    async with asyncio.timeout(10):
+        while len(engine.announced) < count:
+            await asyncio.sleep(0.02)
+    return engine.announced

@@ -74,6 +74,7 @@ class Server:
 
     def __init__(self, folder: Path, args: dict[str, Any]) -> None:
         self.port = free_port()
+        self.shared_memory_before = shared_memory()
         self.args = args
         self.folder = folder
         self.url = f"http://127.0.0.1:{self.port}"
@@ -141,11 +142,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: ("server" in getattr(item, "fixturenames", ()), "test_failures" in item.nodeid))
 
 
-def leftovers(processes: list[psutil.Process]) -> list[str]:
-    """What is still there of these processes: themselves, their folders, their shared memory."""
+def shared_memory() -> set[str]:
+    return {str(path) for pattern in ("sglang*", "sem.mp-*") for path in Path("/dev/shm").glob(pattern)}
+
+
+def leftovers(processes: list[psutil.Process], before: set[str]) -> list[str]:
+    """What is still there of these processes: themselves, folders, shared memory that was not there `before`."""
     alive = [f"{process.pid} {process.name()}" for process in processes if is_alive(process)]
     folders = [str(path) for path in Path(f"/tmp/forecache-{os.getuid()}").glob("*") if not owner_is_alive(path)]
-    return alive + folders
+    return alive + folders + sorted(shared_memory() - before)
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -175,9 +180,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         running.wait(engines=2)
         yield running
         processes = running.processes()
-        shared_memory = set(Path("/dev/shm").glob("sglang_loads_*"))
         running.interrupt()
-        eventually(lambda: not leftovers(processes), f"nothing left: {leftovers(processes)}", 30)
-        assert not shared_memory & set(Path("/dev/shm").glob("sglang_loads_*"))
+        before = running.shared_memory_before
+        eventually(lambda: not leftovers(processes, before), f"nothing left: {leftovers(processes, before)}", 30)
     finally:
         running.close()

@@ -71,10 +71,3 @@ def test_a_killed_scheduler_fails_its_calls_at_once_and_is_replaced(server: Serv
 def test_a_stuck_scheduler_is_found_out_and_replaced(server: Server) -> None:
     stall_s = server.args["health"]["stall_s"]
     assert stall_s - 1 < lose_engine(server, signal.SIGSTOP, limit_s=60) < stall_s + 10
-
-
-def test_a_long_prefill_is_not_taken_for_being_stuck(server: Server) -> None:
-    before = {engine["id"] for engine in server.engines()}
-    reply = server.chat("word " * 1800, max_tokens=200, ignore_eos=True)
-    assert reply.status_code == 200, reply.text
-    assert {engine["id"] for engine in server.engines()} == before

@@ -35,6 +35,6 @@ def test_a_redeploy_and_a_shutdown_leave_no_process_of_ours(tmp_path: Path) -> N
         second = engine_processes(server)
         run_tool(SERVE, "shutdown", "-y")
         eventually(lambda: not any(is_alive(process) for process in second), "`serve shutdown` ends it", 60)
-        assert not leftovers(second)
+        assert not leftovers(second, server.shared_memory_before)
     finally:
         server.close()

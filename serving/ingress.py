@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect
 
 from cache_actor.messages import RequestIdentity
 from cache_actor.workflows import State, Workflow, WorkflowRegistry
-from serving.calls import EngineCall, EngineQuery, Kind, Reply
+from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
 from serving.errors import ApiError, engine_down, invalid_request
@@ -133,7 +133,7 @@ class Ingress:
         request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         headers: dict[str, str] = {}  # Serve's proxy adds x-request-id, the client's own if it sent one
         if self._inflight >= self._config.limits.max_inflight_requests:
-            error = self._overloaded(f"{self._inflight} requests are in the server; the limit is that many")
+            error = self._overloaded(f"the server has {self._inflight} calls in hand, as many as it takes")
             return JSONResponse(error.body(), error.status, headers | error.headers())
         self._inflight += 1
         identity: RequestIdentity | None = None
@@ -150,7 +150,8 @@ class Ingress:
             headers["x-engine-id"] = reply.engine
             if reply.retry_after_s is not None:
                 headers["retry-after"] = str(reply.retry_after_s)
-            if reply.media_type != "text/event-stream":
+            if reply.media_type != SSE:
+                await parts.aclose()
                 return Response(reply.body, reply.status, headers, reply.media_type)
             handed_over = True
             return CallStream(reply, parts, headers, over=lambda: self._over(identity))
@@ -168,7 +169,9 @@ class Ingress:
         parts = aiter(response)
         finished = False
         try:
-            yield await self._first(anext(parts))
+            reply = await self._first(anext(parts))
+            finished = reply.media_type != SSE
+            yield reply
             async for part in parts:
                 yield part
             finished = True

@@ -86,6 +86,8 @@ class Server:
             stderr=subprocess.STDOUT,
             cwd=folder,
             start_new_session=True,
+            # A shell that runs the tests in the background has them ignore Ctrl-C, and what they start with them.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def write_config(self, args: dict[str, Any]) -> Path:

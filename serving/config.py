@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from cache_actor.policies import make_policy
 
 
 class StrictModel(BaseModel):
@@ -145,6 +147,27 @@ class IdentityConfig(StrictModel):
     )
 
 
+class CacheConfig(StrictModel):
+    """What the engines' KV cache keeps."""
+
+    backend: Literal["forecache", "sglang"] = Field(
+        "forecache", description="`forecache`: the cache knows workflows. `sglang`: SGLang's own, untouched."
+    )
+    policy: str = Field("lifecycle", description="Eviction policy: `lru`, `lifecycle`, `lookahead`, `steps`, …")
+    parameters: dict[str, Any] = Field(default_factory=dict, description="Parameters of the policy.")
+    tiers: tuple[Literal["device", "host"], ...] = Field(
+        ("device", "host"), description="Tiers that the policy steers; another goes by recency."
+    )
+    max_workflows: PositiveInt = Field(
+        10_000, description="Active workflows an engine knows; beyond it the one without a call for longest is ended."
+    )
+
+    @model_validator(mode="after")
+    def _policy_exists(self) -> Self:
+        make_policy(self.policy, self.parameters)
+        return self
+
+
 class RouterConfig(StrictModel):
     """Which engine gets a workflow."""
 
@@ -165,4 +188,5 @@ class AppConfig(StrictModel):
     health: HealthConfig = Field(default_factory=HealthConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
     identity: IdentityConfig = Field(default_factory=IdentityConfig)
+    cache: CacheConfig = Field(default_factory=CacheConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)

@@ -24,6 +24,7 @@ OWNED = {
     "host": "the HTTP front is Ray Serve's: set `http_options.host`",
     "port": "the HTTP front is Ray Serve's: set `http_options.port`",
     "enable_cache_report": "it is always on",
+    "radix_cache_backend": "`cache.backend` names the cache",
     "nnodes": "an engine lives on one node; use more replicas",
     "node_rank": "an engine lives on one node; use more replicas",
     "api_key": "Forecache checks no keys, so nothing would be protected; put a gateway that does in front",
@@ -87,6 +88,8 @@ def engine_arguments(config: AppConfig, model_path: str, on_cpu: bool) -> dict[s
         arguments |= CPU_DEFAULTS
         if engine.get("enable_hierarchical_cache"):
             arguments |= CPU_HICACHE_DEFAULTS
+    if config.cache.backend == "forecache":
+        arguments["radix_cache_backend"] = "forecache"
     arguments |= engine
     arguments |= {
         "model_path": model_path,

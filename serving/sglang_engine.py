@@ -19,6 +19,7 @@ from serving.openai_api import OpenAIApi, RecordingTokenizerManager
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import ADDRESS_VARIABLE
 from serving.sglang_plugin.platform import ForecacheCpuPlatform
+from serving.sglang_plugin.settings import CacheSettings
 
 logger = logging.getLogger("forecache")
 
@@ -52,6 +53,8 @@ def start_engine(config: AppConfig, engine_id: str, channel: str, run_directory:
     listed = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()))
     logger.info("forecache engine %s: starting SGLang on %s: %s", engine_id, current_platform.device_name, listed)
     os.environ[ADDRESS_VARIABLE] = channel
+    cache = config.cache
+    CacheSettings(cache.policy, cache.parameters, cache.tiers, cache.max_workflows).to_environment()
     run_directory.use_for_temporary_files()
     _ignore_sigquit()
     engine = RecordingEngine(**arguments)

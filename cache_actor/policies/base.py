@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,9 +33,9 @@ class NodeFacts:
     retired: no active workflow owns it, and it is not a dormant anchor (in strict mode: dormant or not).
     retirement: for a retired node, the place in the order in which nodes retired.
     shared: several workflows have used it, ended ones included; agents' anchors are what is shared.
-    known: at least one active owner has a value table.
+    known: at least one active owner has a value table, be it an empty one.
     value: over the active owners that have a table, and their agents that used the node, the sum or the maximum of
-        the table's values, in units of 1/VALUE_ONE.
+        the table's values, in units of 1/VALUE_ONE; 0 if not known.
     tokens: its size.
     last_access: the engine's access counter; only its order means anything.
     touched_at: when a call last used it, in seconds of the clock that `now` is on.
@@ -56,14 +58,18 @@ class EvictionPolicy(ABC):
 
     * pure: the key depends on the arguments alone, time included;
     * total: keys of any two nodes compare, and ties end in `last_access`;
-    * neutral: while no owner has a value table and nothing is retired, the order is `last_access`, SGLang's LRU;
+    * neutral: while no owner has a value table and nothing is retired, the order is `last_access`, SGLang's LRU,
+      whatever the other facts say (`touched_at` need not agree with `last_access`);
     * retired first: a retired node sorts below every node that is not (all policies but `lru`), and retired nodes
       among themselves by `retirement`;
-    * monotonic: with everything else equal, a higher value never sorts lower;
-    * steady: between two calls of `changes_at` the order of any set of nodes stays what it is.
+    * monotonic: with everything else equal, a higher value of a known node never sorts lower;
+    * steady: `changes_at(now)` is later than `now`, and until then (that moment not included) the order of any set
+      of nodes is what it is at `now`.
 
     An implementation is a frozen dataclass of its parameters, registered under its name.
     """
+
+    __slots__ = ()
 
     name: ClassVar[str]
     combine: ClassVar[Combine] = Combine.SUM
@@ -74,7 +80,46 @@ class EvictionPolicy(ABC):
 
     def changes_at(self, now: float) -> float:
         """When the passing of time alone may change the order, in seconds; infinity for most policies."""
-        return float("inf")
+        return math.inf
+
+    @property
+    def strict(self) -> bool:
+        """Whether a dormant anchor counts as retired, as PBKV has it. For whoever fills in `NodeFacts.retired`."""
+        return False
+
+    def _check_number(self, parameter: str, low: float, high: float) -> None:
+        """Raises ValueError unless the parameter is a number from `low` to `high`."""
+        value = getattr(self, parameter)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError(f"policy {self.name!r}: {parameter} is {value!r}; give a number from {low:g} to {high:g}")
+
+    def _check_choice(self, parameter: str, choices: tuple[str | bool, ...]) -> None:
+        """Raises ValueError unless the parameter is one of `choices`."""
+        value = getattr(self, parameter)
+        if not isinstance(value, str | bool) or value not in choices:
+            listed = ", ".join(str(choice) for choice in choices)
+            raise ValueError(f"policy {self.name!r}: {parameter} is {value!r}; choose from {listed}")
+
+
+def after_retired(node: NodeFacts, *place: float) -> Key:
+    """The key that puts retired nodes first, the others by `place`, and ties by `last_access`.
+
+    `place` must have the same length for all nodes of a policy.
+    """
+    if node.retired:
+        return (0.0, node.retirement, node.last_access)
+    return (1.0, *place, node.last_access)
+
+
+def clock_period(now: float, period_s: float) -> tuple[float, float]:
+    """Start and end of the period that holds `now`: start <= now < end, the same pair for every `now` between them."""
+    count = math.floor(now / period_s)
+    # The quotient may be rounded across a multiple; the multiples themselves decide.
+    if count * period_s > now:
+        count -= 1
+    elif (count + 1) * period_s <= now:
+        count += 1
+    return count * period_s, (count + 1) * period_s
 
 
 _POLICIES: dict[str, type[EvictionPolicy]] = {}
@@ -98,8 +143,11 @@ def make_policy(name: str, parameters: Mapping[str, Any] | None = None) -> Evict
     """
     if name not in _POLICIES:
         raise ValueError(f"unknown policy {name!r}; choose from {', '.join(policy_names())}")
+    given = parameters or {}
     make: Callable[..., EvictionPolicy] = _POLICIES[name]
-    try:
-        return make(**(parameters or {}))
-    except TypeError as error:
-        raise ValueError(f"policy {name!r}: {error}") from error
+    known = list(inspect.signature(make).parameters)
+    for parameter in given:
+        if parameter not in known:
+            takes = ", ".join(known) if known else "no parameters"
+            raise ValueError(f"policy {name!r}: unknown parameter {parameter!r}; it takes {takes}")
+    return make(**given)

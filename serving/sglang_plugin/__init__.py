@@ -20,8 +20,12 @@ def cpu_platform() -> str | None:
 
 
 def load() -> None:
-    """Entry point of `sglang.srt.plugins`: HiCache's two tiers on a CPU, and the event recorder."""
+    """Entry point of `sglang.srt.plugins`: HiCache's two tiers on a CPU, the cache backend, the event recorder."""
     from serving.sglang_plugin import platform, recorder
 
     platform.install()
+    if recorder.runs_a_scheduler():
+        from serving.sglang_plugin import cache
+
+        cache.register()
     recorder.install()

@@ -28,10 +28,15 @@ LONG_FORWARD_TOKENS = 256
 _SCHEDULER_MODULE = "sglang.srt.managers.scheduler"
 
 
+def runs_a_scheduler() -> bool:
+    """Whether this process may run SGLang's scheduler: it has imported it. (The detokenizer has not.)"""
+    return _SCHEDULER_MODULE in sys.modules
+
+
 def install() -> None:
     """Hooks the recorder into the scheduler, if this process has a channel and may run one."""
     address = os.environ.get(ADDRESS_VARIABLE)
-    if not address or _SCHEDULER_MODULE not in sys.modules:
+    if not address or not runs_a_scheduler():
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 

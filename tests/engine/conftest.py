@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -14,7 +18,7 @@ import pytest
 
 from cache_actor.messages import Beat, CallStarted, RequestIdentity
 from serving.calls import EngineCall, Kind, Reply
-from serving.config import AppConfig, HealthConfig, ModelConfig, RandomQwen3Config
+from serving.config import AppConfig, CacheConfig, HealthConfig, ModelConfig, RandomQwen3Config
 from serving.health import EngineHealth
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
@@ -91,8 +95,14 @@ class EngineUnderTest:
         return reply.status, data.decode() if reply.media_type == "text/event-stream" else orjson.loads(data)
 
     def flush(self) -> None:
-        """Empties both tiers; the engine must be idle."""
-        assert self.run(self.engine.tokenizer_manager.flush_cache()).success
+        """Empties both tiers, as soon as the engine is idle."""
+
+        async def flushed() -> None:
+            async with asyncio.timeout(20):
+                while not (await self.engine.tokenizer_manager.flush_cache()).success:
+                    await asyncio.sleep(0.05)
+
+        self.run(flushed())
 
     def close(self) -> None:
         self.engine.shutdown()
@@ -111,6 +121,27 @@ def shared_engine() -> Iterator[EngineUnderTest]:
     engine = EngineUnderTest(CONFIG)
     yield engine
     engine.close()
+
+
+@pytest.fixture(scope="session")
+def plain_answers() -> dict[str, str]:
+    """What SGLang's own cache, without a host tier, answers to the mixed prompts: an engine in a process of its own."""
+    from test_cache_policy import mixed_prompts
+
+    plain = CONFIG.model_copy(
+        update={
+            "cache": CacheConfig(backend="sglang"),
+            "engine": {**CONFIG.engine, "enable_hierarchical_cache": False, "max_total_tokens": 40_000},
+        }
+    )
+    script = Path(__file__).with_name("answer_prompts.py")
+    job = json.dumps({"config": plain.model_dump(mode="json"), "prompts": mixed_prompts()})
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)], input=job, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    answers: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return answers
 
 
 @pytest.fixture

@@ -166,7 +166,12 @@ class TestEngineArguments:
             "model_path": "/model",
             "served_model_name": "smollm2-135m",
             "enable_cache_report": True,
+            "radix_cache_backend": "forecache",
         }
+
+    def test_a_config_can_have_sglangs_own_cache(self) -> None:
+        plain = AppConfig.model_validate({"cache": {"backend": "sglang"}})
+        assert "radix_cache_backend" not in engine_arguments(plain, "/model", on_cpu=True)
 
     @pytest.mark.parametrize("name", CPU_DEFAULTS)
     def test_a_config_overrides_each_cpu_default(self, name: str) -> None:

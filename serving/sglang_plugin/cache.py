@@ -1,0 +1,238 @@
+"""The radix cache backend `forecache`: SGLang's unified radix cache that knows who uses what it keeps.
+
+Three classes enter SGLang by its own registries: a tree core (nodes carry ledger entries, the leaf sets are victim
+queues), a FULL component (takes its victims from the queues), and the cache (turns calls into touches). What they add
+is bookkeeping and order; every KV byte is moved by SGLang's own code.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.registry import (
+    TreeCacheBuildContext,
+    create_unified_radix_cache,
+    register_radix_cache_backend,
+)
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
+from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
+    register_tree_core_backend,
+    registered_tree_core_backends,
+)
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from cache_actor.policies import EvictionPolicy, make_policy
+from cache_actor.policies.base import Key
+from serving.sglang_plugin.ledger import Entry, Ledger, Owner
+from serving.sglang_plugin.order import VictimQueue
+from serving.sglang_plugin.recorder import identity_of
+from serving.sglang_plugin.settings import CacheSettings
+
+logger = logging.getLogger("forecache")
+
+BACKEND = "forecache"
+TIERS = ("device", "host")
+FULL = ComponentType.FULL
+
+
+def register() -> None:
+    """Makes `radix_cache_backend="forecache"` known to SGLang in this process; once is enough."""
+    if BACKEND not in registered_tree_core_backends():
+        register_tree_core_backend(BACKEND, ForecacheTreeCore)
+        register_radix_cache_backend(BACKEND, _make_cache)
+
+
+def _make_cache(ctx: TreeCacheBuildContext) -> Any:
+    return create_unified_radix_cache(ctx, cache_class=ForecacheCache)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whose request it is, in the ledger's terms."""
+
+    owner: Owner
+    bit: int
+    final: bool
+
+
+class ForecacheTreeCore(UnifiedTreeCore):
+    """SGLang's Python tree core whose nodes have ledger entries and whose leaf sets are victim queues."""
+
+    def reset(self) -> None:
+        super().reset()
+        cache: ForecacheCache = self.components_by_type[FULL].cache
+        cache.ledger.clear()
+        self.evictable_device_leaves = cache.new_queue("device")
+        self.evictable_host_leaves = cache.new_queue("host")
+
+    def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
+        node = super()._new_node(priority)
+        node.entry = Entry(self.components_by_type[FULL].cache.clock())
+        return node
+
+    def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        self.components_by_type[FULL].cache.ledger.drop(node)
+        super()._unregister_node(node)
+
+
+class ForecacheFullComponent(FullComponent):
+    """SGLang's FULL component, with victims in the policy's order from queues that are never rebuilt for it."""
+
+    def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        super().redistribute_on_node_split(new_parent, child)
+        self.cache.ledger.split(new_parent, child)
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self._evict_device_request_cnt = request_cnt
+        self._passed_over: list[UnifiedTreeNode] = []
+
+    def _evict_device_next_node(
+        self, tracker: dict[ComponentType, int], device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> int | None:
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        queue = self.tree_core.evictable_device_leaves
+        victim = queue.first()
+        if victim is None:
+            return None
+        # SGLang may fail to evict it (a write-back without room); it must not be offered twice in one walk.
+        queue.set_aside(victim)
+        self._passed_over.append(victim)
+        self.cache.count_eviction("device", victim)
+        node_id: int = victim.id
+        return node_id
+
+    def _evict_device_end(self) -> None:
+        queue = self.tree_core.evictable_device_leaves
+        for node in self._passed_over:
+            queue.lowered(node)
+        self._passed_over = []
+
+    def drive_host_eviction(
+        self,
+        num_tokens: int,
+        tracker: dict[ComponentType, int],
+        device_frees: dict[ComponentType, list[torch.Tensor]],
+        host_frees: dict[ComponentType, list[torch.Tensor]],
+        cache_actions: list[Any],
+    ) -> None:
+        queue = self.tree_core.evictable_host_leaves
+        while tracker[self.component_type] < num_tokens and (victim := queue.first()) is not None:
+            self.cache.count_eviction("host", victim)
+            self.tree_core._evict_host_leaf(victim, tracker, device_frees, host_frees, cache_actions=cache_actions)
+
+
+class ForecacheCache(UnifiedRadixCache):
+    """The cache itself: who calls is read off each request's `kv_hints` and written into the ledger.
+
+    A request without our identity goes by recency; so does everything while no policy, forecast or end of a workflow
+    has been heard of, which is SGLang's own order.
+    """
+
+    def __init__(self, params: Any, clock: Callable[[], float] = time.monotonic) -> None:
+        settings = CacheSettings.from_environment()
+        self.clock = clock
+        self.evicted: Counter[tuple[str, str]] = Counter()
+        self._tiers = settings.tiers
+        self.queues: dict[str, VictimQueue] = {}
+        self.policy: EvictionPolicy = make_policy(settings.policy, settings.parameters)
+        self.ledger = Ledger(self.policy.combine, self.policy.strict, self._lowered, settings.max_workflows)
+        params.tree_core_backend = BACKEND
+        params.component_registry_override = {
+            **(params.component_registry_override or {}),
+            FULL: ForecacheFullComponent,
+        }
+        super().__init__(params)
+        logger.info("forecache: cache policy %s %s on %s", settings.policy, settings.parameters, settings.tiers)
+
+    def set_policy(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Another policy from now on; ledger and values stay.
+
+        Raises:
+            ValueError: an unknown policy or parameter.
+        """
+        self.policy = make_policy(name, parameters)
+        self.ledger.change(self.policy.combine, self.policy.strict, self.tree_core._node_arena.values())
+        for queue in self.queues.values():
+            queue.rebuild()
+
+    def end_workflow(self, workflow: str) -> bool:
+        """The workflow is over: what it alone used is retired. False for one that is not active here."""
+        return self.ledger.end(workflow)
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        result = super().match_prefix(params)
+        if params.req is not None:
+            self._touch(params.req, result.best_match_node)
+        return result
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        if self.disable:
+            return
+        if req.last_node is not None:
+            self._touch(req, req.last_node)
+        if req.finished() and (caller := self._caller(req, self.clock())) is not None and caller.final:
+            self.end_workflow(caller.owner.workflow)
+
+    def _touch(self, req: Any, node_id: int) -> None:
+        node = self.tree_core._node_arena.get(node_id)
+        if node is None:
+            return
+        now = self.clock()
+        caller = self._caller(req, now)
+        if caller is None:
+            self.ledger.touch_unnamed(node, now)
+        elif caller.owner.ended:
+            self.ledger.touch_ended(node, caller.owner, now)
+        else:
+            self.ledger.touch(node, caller.owner, caller.bit, now)
+
+    def _caller(self, req: Any, now: float) -> Caller | None:
+        """Who makes the request, settled at its first touch: a workflow that ends meanwhile is not revived by it."""
+        try:
+            caller: Caller | None = req.forecache_caller
+        except AttributeError:
+            identity = identity_of(req.kv_hints)
+            caller = None
+            if identity is not None:
+                owner = self.ledger.owner(identity.workflow, now)
+                caller = Caller(owner, self.ledger.bit(identity.agent), identity.final)
+            req.forecache_caller = caller
+        return caller
+
+    def new_queue(self, tier: str) -> VictimQueue:
+        queue = VictimQueue(
+            self._key if tier in self._tiers else _recency, self.policy_changes_at, self.clock, f"{tier}_slot"
+        )
+        self.queues[tier] = queue
+        return queue
+
+    def policy_changes_at(self, now: float) -> float:
+        return self.policy.changes_at(now)
+
+    def count_eviction(self, tier: str, node: UnifiedTreeNode) -> None:
+        """Counts the tokens of a victim by tier and by why it was chosen."""
+        entry = node.entry
+        reason = "retired" if self.ledger.is_retired(entry) else "low_value" if entry.tables else "recency"
+        self.evicted[tier, reason] += len(node.key)
+
+    def _key(self, node: UnifiedTreeNode, now: float) -> Key:
+        return self.policy.key(self.ledger.facts(node), now)
+
+    def _lowered(self, node: Any) -> None:
+        for queue in self.queues.values():
+            queue.lowered(node)
+
+
+def _recency(node: UnifiedTreeNode, now: float) -> Key:
+    return (node.last_access_time,)

@@ -1,0 +1,47 @@
+"""Does everything the cache keeps up to date agree with the tree, by brute force? For tests and for `engine check`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from serving.sglang_plugin.cache import ForecacheCache
+
+
+def check_integrity(cache: ForecacheCache) -> None:
+    """Ledger, values, victim queues and SGLang's own books against the tree. O(nodes × owners).
+
+    Raises:
+        AssertionError: with the node and both figures.
+    """
+    cache.sanity_check()
+    tree, ledger = cache.tree_core, cache.ledger
+    nodes = [node for node in tree._node_arena.values() if node is not tree.root_node]
+    owned: dict[Any, set[Any]] = {owner: set() for owner in ledger.owners.values()}
+    for node in nodes:
+        entry = node.entry
+        assert tree._node_arena.get(node.parent.id) is node.parent, f"node {node.id} has a parent outside the tree"
+        assert set(entry.owners) <= set(owned), f"node {node.id} is owned by a workflow that has ended"
+        for owner, mask in entry.owners.items():
+            owned[owner].add(node)
+            if node.parent is not tree.root_node:
+                above = node.parent.entry.owners.get(owner, 0)
+                assert above & mask == mask, f"node {node.id}: {owner.workflow} owns {mask:b}, its parent {above:b}"
+        value = ledger.value_of(entry)
+        assert entry.value == value, f"node {node.id} has value {entry.value}, its owners give {value}"
+        tables = sum(owner.table is not None for owner in entry.owners)
+        assert entry.tables == tables, f"node {node.id} counts {entry.tables} tables, has {tables}"
+        retired = ledger.is_retired(entry)
+        assert bool(entry.retirement) == retired, f"node {node.id}: retirement {entry.retirement}, retired {retired}"
+    for owner, its_nodes in owned.items():
+        found = set(ledger.nodes_of(owner))
+        assert found == its_nodes, f"{owner.workflow}: tips lead to {len(found)} nodes, {len(its_nodes)} are its"
+        assert owner.tips <= its_nodes, f"{owner.workflow} has a tip that it does not own"
+    now = cache.clock()
+    for tier, queue in cache.queues.items():
+        in_order = queue.in_order()
+        first = queue.first()
+        assert (first is None) == (not in_order), f"{tier}: {len(in_order)} candidates, first is {first}"
+        if first is not None:
+            expected, found_key = queue.key(in_order[0], now), queue.key(first, now)
+            assert found_key == expected, f"{tier}: next victim has key {found_key}, the lowest is {expected}"

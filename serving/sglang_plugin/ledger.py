@@ -1,0 +1,336 @@
+"""Access ledger: for each cache node, which active workflows' agents have used it, and what that is worth.
+
+Pure code over any tree whose nodes have `parent` (None at the root), `entry`, `last_access_time` and `key`; SGLang's
+tree is one. Three rules keep it small and exact:
+
+* a parent's owners contain its children's, because a call uses the whole path from its node to the root; so the nodes
+  of a workflow are the paths up from its deepest ones (its *tips*), and nothing else need be stored to find them;
+* values are integers, so a node's value is the exact sum over its owners, however often it was added to;
+* when a workflow ends it leaves the owners of its nodes and is only counted there (`past`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+from cache_actor.policies.base import Combine, NodeFacts
+
+MAX_AGENTS = 256
+MAX_OWNERS = 4096
+OTHER_AGENTS = "(other)"
+# In `Entry.past`: somebody who gave no name uses it, so that nobody can say that it is over.
+UNNAMED = 1 << 40
+
+
+class LedgerNode(Protocol):
+    """A node of a prefix tree."""
+
+    parent: Any
+    entry: Entry
+    last_access_time: float
+    key: Any
+
+
+class Owner:
+    """An active workflow as the ledger knows it. Ended, it owns nothing; its object is not used again."""
+
+    __slots__ = ("ended", "last_call", "table", "tips", "workflow")
+
+    def __init__(self, workflow: str, now: float) -> None:
+        self.workflow = workflow
+        self.table: dict[int, int] | None = None  # agent bit -> value
+        self.tips: set[LedgerNode] = set()
+        self.last_call = now
+        self.ended = False
+
+
+class Entry:
+    """What the ledger keeps of one node.
+
+    owners: active workflow -> its agents that used the node, as a bit mask.
+    past: how many workflows that have ended used it, the last of them being `last`.
+    value: sum or maximum of its owners' values for their agents.
+    tables: how many of its owners have a value table.
+    retirement: its place in the order of retirement; 0 while it is not retired.
+    device_slot, host_slot: number of its newest item in the victim queue of that tier.
+    """
+
+    __slots__ = ("device_slot", "host_slot", "last", "owners", "past", "retirement", "tables", "touched_at", "value")
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.owners: dict[Owner, int] = {}
+        self.past = 0
+        self.last: str | None = None
+        self.value = 0
+        self.tables = 0
+        self.retirement = 0
+        self.touched_at = now
+        self.device_slot = 0
+        self.host_slot = 0
+
+    @property
+    def shared(self) -> bool:
+        """Several workflows have used it: an agent's anchor."""
+        return self.past + len(self.owners) > 1
+
+
+class Ledger:
+    """All owners and agents, and the operations that keep the entries of a tree right.
+
+    Args:
+        combine: how a node's value comes from its owners' (the policy says).
+        strict: whether a dormant anchor (shared, no active owner) counts as retired.
+        lowered: told of every node whose policy key may have fallen: its value sank, or it retired.
+        max_workflows: active workflows; beyond it the one without a call for longest is ended.
+    """
+
+    def __init__(
+        self,
+        combine: Combine,
+        strict: bool,
+        lowered: Callable[[LedgerNode], None],
+        max_workflows: int = 10_000,
+    ) -> None:
+        self.combine = combine
+        self.strict = strict
+        self.owners: dict[str, Owner] = {}
+        self.forgotten_workflows = 0
+        self._lowered = lowered
+        self._max_workflows = max_workflows
+        self._bits: dict[str, int] = {}
+        self._retirements = 0
+
+    def bit(self, agent: str) -> int:
+        """The agent's bit; agents beyond the limit share one."""
+        bit = self._bits.get(agent)
+        if bit is None:
+            if len(self._bits) >= MAX_AGENTS - 1:
+                agent = OTHER_AGENTS
+            bit = self._bits.setdefault(agent, 1 << min(len(self._bits), MAX_AGENTS - 1))
+        return bit
+
+    def agents(self, mask: int) -> list[str]:
+        """The agents of a mask."""
+        return [agent for agent, bit in self._bits.items() if bit & mask]
+
+    def owner(self, workflow: str, now: float) -> Owner:
+        """The workflow, active from now on if it was not; `now` in seconds."""
+        owner = self.owners.get(workflow)
+        if owner is None:
+            if len(self.owners) >= self._max_workflows:
+                oldest = min(self.owners.values(), key=lambda one: one.last_call)
+                self.end(oldest.workflow)
+                self.forgotten_workflows += 1
+            owner = self.owners[workflow] = Owner(workflow, now)
+        owner.last_call = now
+        return owner
+
+    def touch(self, node: LedgerNode, owner: Owner, bit: int, now: float) -> None:
+        """A call of `owner`'s agent uses the path from `node` to the root. O(path)."""
+        tips = owner.tips
+        below_a_tip = False
+        while node.parent is not None:
+            entry = node.entry
+            entry.touched_at = now
+            mask = entry.owners.get(owner, 0)
+            if not mask & bit:
+                if mask or len(entry.owners) < MAX_OWNERS:
+                    self._own(node, entry, owner, mask, bit)
+                else:
+                    entry.past += 1  # beyond the limit a node counts its users without naming them
+                    node = node.parent
+                    continue
+            if below_a_tip:
+                tips.discard(node)
+            elif not mask:
+                tips.add(node)
+            below_a_tip = True
+            node = node.parent
+
+    def touch_ended(self, node: LedgerNode, owner: Owner, now: float) -> None:
+        """A call that outlived its workflow leaves something behind: it is retired from the start."""
+        left: list[LedgerNode] = []
+        while node.parent is not None and not node.entry.owners and not node.entry.past:
+            node.entry.touched_at = now
+            node.entry.past = 1
+            node.entry.last = owner.workflow
+            if self.is_retired(node.entry):
+                left.append(node)
+            node = node.parent
+        self._retire(left)
+
+    def touch_unnamed(self, node: LedgerNode, now: float) -> None:
+        """A call of nobody in particular uses the path from `node` to the root: it goes by recency, for good."""
+        while node.parent is not None:
+            node.entry.touched_at = now
+            node.entry.past |= UNNAMED
+            node.entry.retirement = 0
+            node = node.parent
+
+    def _own(self, node: LedgerNode, entry: Entry, owner: Owner, mask: int, bit: int) -> None:
+        entry.owners[owner] = mask | bit
+        entry.retirement = 0
+        if entry.past == 1 and entry.last == owner.workflow:  # the same workflow, come back
+            entry.past = 0
+        table = owner.table
+        if table is None:
+            return
+        value = table.get(bit, 0)
+        if self.combine is Combine.SUM:
+            entry.value += value
+        elif value > entry.value:
+            entry.value = value
+        if not mask:
+            entry.tables += 1
+            if entry.tables == 1:  # until now its value was a guess, which may have been the higher one
+                self._lowered(node)
+
+    def set_table(self, workflow: str, table: Mapping[str, int] | None) -> None:
+        """New values for a workflow's agents; None takes them back. Touches the workflow's nodes alone."""
+        owner = self.owners.get(workflow)
+        if owner is None:
+            return
+        before = owner.table
+        after = None if table is None else {self.bit(agent): value for agent, value in table.items() if value}
+        owner.table = after
+        known = (after is not None) - (before is not None)
+        deltas: dict[int, int] = {}
+        summed = self.combine is Combine.SUM
+        lowered = self._lowered
+        for node in self.nodes_of(owner):
+            entry = node.entry
+            entry.tables += known
+            if summed:
+                mask = entry.owners[owner]
+                delta = deltas.get(mask)
+                if delta is None:
+                    delta = deltas[mask] = worth(after, mask) - worth(before, mask)
+                entry.value += delta
+                if delta < 0 or known:
+                    lowered(node)
+            else:
+                value = self.value_of(entry)
+                sank = value < entry.value
+                entry.value = value
+                if sank or known:
+                    lowered(node)
+
+    def end(self, workflow: str) -> bool:
+        """The workflow is over: it owns nothing any more. False for one that is not active."""
+        owner = self.owners.pop(workflow, None)
+        if owner is None:
+            return False
+        retired: list[LedgerNode] = []
+        for node in list(self.nodes_of(owner)):
+            entry = node.entry
+            mask = entry.owners.pop(owner)
+            entry.past += 1
+            entry.last = workflow
+            if owner.table is not None:
+                entry.tables -= 1
+                if self.combine is Combine.SUM:
+                    entry.value -= worth(owner.table, mask)
+                else:
+                    entry.value = self.value_of(entry)
+            if self.is_retired(entry):
+                retired.append(node)
+            else:
+                self._lowered(node)
+        owner.tips.clear()
+        owner.table = None
+        owner.ended = True
+        self._retire(retired)
+        return True
+
+    def _retire(self, nodes: list[LedgerNode]) -> None:
+        for node in sorted(nodes, key=lambda one: one.last_access_time):
+            self._retirements += 1
+            node.entry.retirement = self._retirements
+            self._lowered(node)
+
+    def split(self, upper: LedgerNode, lower: LedgerNode) -> None:
+        """`lower` was split, and `upper` is the new node above it: what used the one used the other."""
+        source, target = lower.entry, upper.entry
+        target.owners = dict(source.owners)
+        target.past = source.past
+        target.last = source.last
+        target.value = source.value
+        target.tables = source.tables
+        target.retirement = source.retirement
+        target.touched_at = source.touched_at
+        self._lowered(lower)  # it has fewer tokens now
+
+    def drop(self, node: LedgerNode) -> None:
+        """`node`, a leaf, leaves the tree."""
+        parent = node.parent
+        for owner in node.entry.owners:
+            if node in owner.tips:
+                owner.tips.discard(node)
+                if parent is not None and parent.parent is not None:
+                    owner.tips.add(parent)
+        node.entry = Entry()
+
+    def change(self, combine: Combine, strict: bool, nodes: Iterable[LedgerNode]) -> None:
+        """Another policy asks for another combination; `nodes` are all of the tree."""
+        self.combine = combine
+        self.strict = strict
+        retired: list[LedgerNode] = []
+        for node in nodes:
+            entry = node.entry
+            entry.value = self.value_of(entry)
+            if not self.is_retired(entry):
+                entry.retirement = 0
+            elif not entry.retirement:
+                retired.append(node)
+        self._retire(retired)
+
+    def clear(self) -> None:
+        """The tree was emptied; workflows stay active and keep their tables."""
+        for owner in self.owners.values():
+            owner.tips.clear()
+
+    def nodes_of(self, owner: Owner) -> Iterator[LedgerNode]:
+        """The nodes that `owner` owns, each once, in no order."""
+        seen: set[LedgerNode] = set()
+        for tip in owner.tips:
+            node = tip
+            while node.parent is not None and node not in seen:
+                seen.add(node)
+                node = node.parent
+        for node in seen:
+            if owner in node.entry.owners:
+                yield node
+
+    def is_retired(self, entry: Entry) -> bool:
+        """No active workflow owns it, some ended one did, and it is no dormant anchor (or `strict`)."""
+        return not entry.owners and (entry.past == 1 or (self.strict and 1 < entry.past < UNNAMED))
+
+    def value_of(self, entry: Entry) -> int:
+        """The value of a node by its definition."""
+        values = [worth(owner.table, mask, self.combine) for owner, mask in entry.owners.items()]
+        if self.combine is Combine.SUM:
+            return sum(values)
+        return max(values, default=0)
+
+    def facts(self, node: LedgerNode) -> NodeFacts:
+        """What a policy may know of the node."""
+        entry = node.entry
+        return NodeFacts(
+            retired=self.is_retired(entry),
+            retirement=entry.retirement,
+            shared=entry.shared,
+            known=entry.tables > 0,
+            value=entry.value,
+            tokens=len(node.key),
+            last_access=float(node.last_access_time),
+            touched_at=entry.touched_at,
+        )
+
+
+def worth(table: Mapping[int, int] | None, mask: int, combine: Combine = Combine.SUM) -> int:
+    """What one owner's table gives a node that the agents in `mask` have used."""
+    if not table:
+        return 0
+    values = [value for bit, value in table.items() if bit & mask]
+    return sum(values) if combine is Combine.SUM else max(values, default=0)

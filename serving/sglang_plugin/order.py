@@ -1,0 +1,97 @@
+"""Victim order kept up to date: the evictable leaves of one tier, lowest policy key first.
+
+A heap with lazy repair. A key that has risen since its item was pushed is noticed when the item comes up, and pushed
+again; a key that may have *fallen* must be told (`lowered`). So the item of every member has a key that is not above
+the member's own, and the first item whose key is right is the victim. O(log n) a change; an eviction rebuilds nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+from cache_actor.policies.base import Key
+
+_SLACK = 64
+
+
+class VictimQueue(set[Any]):
+    """The set that SGLang keeps of a tier's evictable leaves, which also knows which of them goes next.
+
+    It stands in for SGLang's plain set: `add` and `discard` are all that SGLang calls.
+
+    Args:
+        key: a node's key now. `changes_at` says until when the order stands, in seconds of `clock`.
+        slot: name of the entry's field that holds the number of its newest item in this queue.
+    """
+
+    def __init__(
+        self,
+        key: Callable[[Any, float], Key],
+        changes_at: Callable[[float], float],
+        clock: Callable[[], float],
+        slot: str,
+    ) -> None:
+        super().__init__()
+        self.key = key
+        self._changes_at = changes_at
+        self._clock = clock
+        self._slot = slot
+        self._heap: list[tuple[Key, int, Any]] = []
+        self._items = 0
+        self._stands_until = float("-inf")
+
+    def add(self, node: Any) -> None:
+        if node not in self:
+            super().add(node)
+            self._push(node, self._clock())
+
+    def lowered(self, node: Any) -> None:
+        """The node's key may have fallen; costs nothing for a node that is no member."""
+        if node in self:
+            self._push(node, self._clock())
+
+    def first(self) -> Any | None:
+        """The member with the lowest key, None when there is none. It stays a member."""
+        now = self._clock()
+        if now >= self._stands_until or len(self._heap) > 4 * len(self) + _SLACK:
+            self.rebuild()
+        heap, slot = self._heap, self._slot
+        while heap:
+            key, item, node = heap[0]
+            if node not in self or getattr(node.entry, slot) != item:
+                heapq.heappop(heap)
+                continue
+            current = self.key(node, now)
+            if current == key:
+                return node
+            self._items += 1
+            setattr(node.entry, slot, self._items)
+            heapq.heapreplace(heap, (current, self._items, node))
+        return None
+
+    def set_aside(self, node: Any) -> None:
+        """Passes over a member until it is `lowered` or added again: it could not be evicted this time."""
+        setattr(node.entry, self._slot, 0)
+
+    def rebuild(self) -> None:
+        """Every member with its key of now: after a change of policy, or when time has changed the order."""
+        now = self._clock()
+        self._stands_until = self._changes_at(now)
+        self._heap.clear()
+        for node in self:
+            self._items += 1
+            setattr(node.entry, self._slot, self._items)
+            self._heap.append((self.key(node, now), self._items, node))
+        heapq.heapify(self._heap)
+
+    def in_order(self) -> list[Any]:
+        """All members by their keys, by sorting: what `first` must agree with."""
+        now = self._clock()
+        return sorted(self, key=lambda node: self.key(node, now))
+
+    def _push(self, node: Any, now: float) -> None:
+        self._items += 1
+        setattr(node.entry, self._slot, self._items)
+        heapq.heappush(self._heap, (self.key(node, now), self._items, node))

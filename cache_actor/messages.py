@@ -7,7 +7,9 @@ decoder accepts exactly that: another version, an unknown kind, a missing field 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import reprlib
 import types
 import typing
@@ -64,18 +66,104 @@ class CallStarted:
     identity: RequestIdentity | None
 
 
-Message = Beat | CallStarted
-M = TypeVar("M", Beat, CallStarted)
+@dataclass(frozen=True, slots=True)
+class PrefetchOrder:
+    """Bring back what an agent of a workflow will need, from the host tier to the device.
 
-_KINDS: dict[str, type[Message]] = {"beat": Beat, "call_started": CallStarted}
+    value: the agent's one-step value, in units of 1/VALUE_ONE; the highest is served first.
+    max_tokens: load no more than this.
+    """
+
+    order: int
+    workflow: str
+    agent: str
+    value: int
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnginePlan:
+    """What the coordinator tells one engine to do.
+
+    plan: its number; a plan that is not newer than the last one applied is refused.
+    time_to_live_s: after this its tables lapse, and its orders that have not begun expire.
+    ends: workflows that are over.
+    tables: for a workflow, the value of each of its agents; None takes the values back.
+    prefetches: orders, each answered by a receipt.
+    policy, parameters: another eviction policy from now on; None leaves it.
+    """
+
+    plan: int
+    time_to_live_s: float
+    ends: list[str]
+    tables: dict[str, dict[str, int] | None]
+    prefetches: list[PrefetchOrder]
+    policy: str | None = None
+    parameters: dict[str, str | int | float | bool] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of an order: accepted, clipped, deferred, rejected or expired; `tokens` were loaded."""
+
+    order: int
+    status: str
+    tokens: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReport:
+    """What an engine says of its cache: the receipts since the last report, and its counters and pools in tokens."""
+
+    plan: int
+    accepted: bool
+    reason: str
+    receipts: list[Receipt]
+    counters: dict[str, int]
+    pools: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowsEnded:
+    """Workflows that are over, told to an engine apart from any plan."""
+
+    workflows: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question to an engine: `report` or `dump`. Answered by `Told` under the same number."""
+
+    number: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The answer to `Ask`, as JSON."""
+
+    number: int
+    text: str
+
+
+Message = Beat | CallStarted | EnginePlan | EngineReport | WorkflowsEnded | Ask | Told
+
+_KINDS: dict[str, type[Message]] = {
+    "beat": Beat,
+    "call_started": CallStarted,
+    "plan": EnginePlan,
+    "report": EngineReport,
+    "ended": WorkflowsEnded,
+    "ask": Ask,
+    "told": Told,
+}
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}
 
 
 def encode(message: Message) -> bytes:
     """One message as bytes; strings that are not valid UTF-8 are refused by msgpack (UnicodeEncodeError)."""
-    fields = (getattr(message, field.name) for field in dataclasses.fields(message))
-    body = [identity_fields(v) if isinstance(v, RequestIdentity) else v for v in fields]
-    packed: bytes = msgpack.packb([VERSION, _NAMES[type(message)], *body])
+    packed: bytes = msgpack.packb([VERSION, _NAMES[type(message)], *_fields(message)])
     return packed
 
 
@@ -103,7 +191,7 @@ def decode(data: bytes) -> Message:
 
 def identity_fields(identity: RequestIdentity) -> list[Any]:
     """An identity as msgpack or JSON values, in the order of the dataclass."""
-    return [getattr(identity, field.name) for field in dataclasses.fields(identity)]
+    return _fields(identity)
 
 
 def identity_from_fields(fields: object) -> RequestIdentity:
@@ -112,37 +200,49 @@ def identity_from_fields(fields: object) -> RequestIdentity:
     Raises:
         MessageError: fields that do not fit.
     """
-    if not isinstance(fields, list):
-        raise MessageError("an identity is a list of its fields")
     return _build(RequestIdentity, fields)
+
+
+def _fields(message: Any) -> list[Any]:
+    return [_plain(getattr(message, field.name)) for field in dataclasses.fields(message)]
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return _fields(value)
+    return [_plain(one) for one in value] if isinstance(value, list) else value
 
 
 T = TypeVar("T")
 
 
-def _build(cls: type[T], values: list[Any]) -> T:
+def _build(cls: type[T], values: object) -> T:
     fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    if len(values) != len(fields):
-        raise MessageError(f"{cls.__name__} has {len(fields)} fields, got {len(values)}")
-    hints = _type_hints(cls)
-    for index, field in enumerate(fields):
-        accepted = hints[field.name]
-        if RequestIdentity in accepted and values[index] is not None:
-            values[index] = identity_from_fields(values[index])
-        value = values[index]
-        if type(value) not in accepted:
-            raise MessageError(f"{cls.__name__}.{field.name} cannot be {reprlib.repr(value)}")
-    return cls(*values)
+    if not isinstance(values, list) or len(values) != len(fields):
+        raise MessageError(f"{cls.__name__} is a list of {len(fields)} fields, not {reprlib.repr(values)}")
+    hints = _type_hints(cls)  # type: ignore[arg-type]
+    return cls(*(_typed(v, hints[f.name], f"{cls.__name__}.{f.name}") for f, v in zip(fields, values, strict=True)))
 
 
-_HINTS: dict[type, dict[str, tuple[type, ...]]] = {}
+def _typed(value: Any, hint: Any, where: str) -> Any:
+    """`value` as the type that `hint` names, exactly: no bool for an int, no int for a float."""
+    if isinstance(hint, types.UnionType):
+        for one in typing.get_args(hint):
+            with contextlib.suppress(MessageError):
+                return _typed(value, one, where)
+    elif dataclasses.is_dataclass(hint):
+        return _build(typing.cast(type, hint), value)
+    elif typing.get_origin(hint) is list and type(value) is list:
+        (item,) = typing.get_args(hint)
+        return [_typed(one, item, where) for one in value]
+    elif typing.get_origin(hint) is dict and type(value) is dict:
+        key, item = typing.get_args(hint)
+        return {_typed(k, key, where): _typed(v, item, where) for k, v in value.items()}
+    elif type(value) is hint:
+        return value
+    raise MessageError(f"{where} cannot be {reprlib.repr(value)}")
 
 
-def _type_hints(cls: type) -> dict[str, tuple[type, ...]]:
-    """For each field the exact types it accepts."""
-    if cls not in _HINTS:
-        _HINTS[cls] = {
-            name: typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            for name, hint in typing.get_type_hints(cls).items()
-        }
-    return _HINTS[cls]
+@functools.cache
+def _type_hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls)

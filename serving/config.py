@@ -161,6 +161,16 @@ class CacheConfig(StrictModel):
     max_workflows: PositiveInt = Field(
         10_000, description="Active workflows an engine knows; beyond it the one without a call for longest is ended."
     )
+    prefetch: Literal["off", "conservative", "aggressive"] = Field(
+        "conservative",
+        description="Loads from the host ahead of need: into free and retired space, or (for ablations) any.",
+    )
+    prefetch_reserve_tokens: int | None = Field(
+        None, ge=0, description="Device tokens that prefetching leaves free; by default one prefill chunk."
+    )
+    prefetch_tokens_per_s: PositiveFloat = Field(
+        50_000.0, description="What the link from the host moves, in tokens per second, until loads have been measured."
+    )
 
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from ray import serve
 
-from cache_actor.messages import Beat, CallStarted
+from cache_actor.messages import Beat, CallStarted, encode
 from serving.calls import EngineCall, EngineQuery, Reply
 from serving.config import AppConfig
 from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
 from serving.logs import log_through_serve
+from serving.plan_sender import PlanSender
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
 
@@ -67,7 +68,8 @@ class EngineReplica:
         started = time.monotonic()
         channel = new_address()
         self._events = EventReceiver(channel)
-        self._engine = start_engine(self._config, self._engine_id, channel, self._run_directory)
+        self._plans = PlanSender(new_address())
+        self._engine = start_engine(self._config, self._engine_id, channel, self._plans.address, self._run_directory)
         self._api = openai_api(self._engine, self._config, self._engine_id)
         self._health = EngineHealth(self._config.health, time.monotonic())
         self._tasks = [self._loop.create_task(self._read_events()), self._loop.create_task(self._monitor())]
@@ -104,6 +106,23 @@ class EngineReplica:
         """The last calls that reached the scheduler, oldest first, as the scheduler saw them."""
         return list(self._recent.values())
 
+    async def sync_plan(self, query: EngineQuery, data: bytes) -> bytes:
+        """Applies an `EnginePlan` in the engine's scheduler; the `EngineReport` that comes back.
+
+        Raises:
+            MessageError: bytes that are no plan.
+            TimeoutError: the scheduler has not answered.
+        """
+        return encode(await self._plans.apply(data))
+
+    async def end_workflows(self, query: EngineQuery, workflows: list[str]) -> None:
+        """These workflows are over: what only they used goes first from now on."""
+        self._plans.end(workflows)
+
+    async def ask(self, query: EngineQuery, what: str) -> dict[str, Any]:
+        """What the engine's cache says to `report`, `dump` or `check`."""
+        return await self._plans.ask(what)
+
     async def check_health(self) -> None:
         if problem := self._health.problem(time.monotonic()):
             raise RuntimeError(problem)
@@ -122,10 +141,12 @@ class EngineReplica:
         async for message in self._events.messages():
             if isinstance(message, Beat):
                 self._health.on_beat(message, message.at)
-            else:
+            elif isinstance(message, CallStarted):
                 self._recent[message.rid] = message
                 while len(self._recent) > _RECENT_CALLS:
                     self._recent.popitem(last=False)
+            else:
+                self._plans.on_answer(message)
 
     async def _monitor(self) -> None:
         while True:

@@ -67,7 +67,9 @@ class Ingress:
         self._created = int(time.time())
         self._inflight = 0
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._expire()), loop.create_task(self._meet_engines())]
+        self._ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        work = (self._expire(), self._meet_engines(), self._tell_ends())
+        self._tasks = [loop.create_task(one) for one in work]
 
     @api.post("/v1/chat/completions")
     async def chat(self, request: Request) -> Response:
@@ -239,6 +241,8 @@ class Ingress:
 
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
+            if engine := self._placement.engine_of(workflow_id):
+                self._ended.put_nowait((engine, workflow_id))
             self._placement.release(workflow_id)
 
     async def _expire(self) -> None:
@@ -250,6 +254,13 @@ class Ingress:
     async def _meet_engines(self) -> None:
         """Serve makes the router at the first request; until then nobody here would know of any engine."""
         await self._queries.status.remote(EngineQuery("any"))
+
+    async def _tell_ends(self) -> None:
+        """Tells engines which of their workflows are over. Not from within a request: see `engines`."""
+        while True:
+            engine, workflow_id = await self._ended.get()
+            with contextlib.suppress(RayError, BackPressureError):  # an engine that is gone has forgotten them anyway
+                await self._queries.end_workflows.remote(EngineQuery(engine), [workflow_id])
 
     def _known(self, workflow_id: str) -> Workflow:
         workflow = self._registry.get(clean_id(workflow_id) or workflow_id)

@@ -18,6 +18,7 @@ from serving.models import prepare_model
 from serving.openai_api import OpenAIApi, RecordingTokenizerManager
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import ADDRESS_VARIABLE
+from serving.sglang_plugin.plans import ADDRESS_VARIABLE as PLANS_VARIABLE
 from serving.sglang_plugin.platform import ForecacheCpuPlatform
 from serving.sglang_plugin.settings import CacheSettings
 
@@ -34,13 +35,16 @@ class RecordingEngine(Engine):
         return init_tokenizer_manager(server_args, port_args, manager_class)
 
 
-def start_engine(config: AppConfig, engine_id: str, channel: str, run_directory: RunDirectory) -> RecordingEngine:
+def start_engine(
+    config: AppConfig, engine_id: str, channel: str, plans: str, run_directory: RunDirectory
+) -> RecordingEngine:
     """Prepares the model and starts the engine; returns when it can serve.
 
     Args:
         config: what to serve, and SGLang's arguments.
         engine_id: for the log.
         channel: address that the engine's schedulers send their events to.
+        plans: address at which the first of them takes plans.
         run_directory: where the engine's sockets and temporary files go.
 
     Raises:
@@ -53,8 +57,17 @@ def start_engine(config: AppConfig, engine_id: str, channel: str, run_directory:
     listed = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()))
     logger.info("forecache engine %s: starting SGLang on %s: %s", engine_id, current_platform.device_name, listed)
     os.environ[ADDRESS_VARIABLE] = channel
+    os.environ[PLANS_VARIABLE] = plans
     cache = config.cache
-    CacheSettings(cache.policy, cache.parameters, cache.tiers, cache.max_workflows).to_environment()
+    CacheSettings(
+        policy=cache.policy,
+        parameters=cache.parameters,
+        tiers=cache.tiers,
+        max_workflows=cache.max_workflows,
+        prefetch=cache.prefetch,
+        prefetch_reserve_tokens=_reserve(arguments, cache.prefetch_reserve_tokens),
+        prefetch_tokens_per_s=cache.prefetch_tokens_per_s,
+    ).to_environment()
     run_directory.use_for_temporary_files()
     _ignore_sigquit()
     engine = RecordingEngine(**arguments)
@@ -62,6 +75,14 @@ def start_engine(config: AppConfig, engine_id: str, channel: str, run_directory:
     # SGLang's own watchdog would end this process before it could answer anybody; the replica watches instead.
     engine.tokenizer_manager._subprocess_watchdog.stop()
     return engine
+
+
+def _reserve(arguments: dict[str, Any], configured: int | None) -> int:
+    """Tokens that prefetching leaves free: one prefill chunk, and never more than half of a small pool."""
+    chunk = int(arguments.get("chunked_prefill_size") or 8192)
+    pool = arguments.get("max_total_tokens")
+    reserve = configured if configured is not None else chunk
+    return min(reserve, int(pool) // 2) if pool else reserve
 
 
 def openai_api(engine: RecordingEngine, config: AppConfig, engine_id: str) -> OpenAIApi:

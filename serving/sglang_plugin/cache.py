@@ -8,7 +8,6 @@ is bookkeeping and order; every KV byte is moved by SGLang's own code.
 from __future__ import annotations
 
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,10 +29,12 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from cache_actor.messages import EnginePlan, EngineReport
 from cache_actor.policies import EvictionPolicy, make_policy
 from cache_actor.policies.base import Key
 from serving.sglang_plugin.ledger import Entry, Ledger, Owner
 from serving.sglang_plugin.order import VictimQueue
+from serving.sglang_plugin.prefetch import Prefetcher
 from serving.sglang_plugin.recorder import identity_of
 from serving.sglang_plugin.settings import CacheSettings
 
@@ -71,6 +72,7 @@ class ForecacheTreeCore(UnifiedTreeCore):
         super().reset()
         cache: ForecacheCache = self.components_by_type[FULL].cache
         cache.ledger.clear()
+        cache.prefetcher.clear()
         self.evictable_device_leaves = cache.new_queue("device")
         self.evictable_host_leaves = cache.new_queue("host")
 
@@ -90,6 +92,7 @@ class ForecacheFullComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
         self.cache.ledger.split(new_parent, child)
+        self.cache.prefetcher.split(new_parent, child)
 
     def _evict_device_start(self, request_cnt: int) -> None:
         self._evict_device_request_cnt = request_cnt
@@ -138,10 +141,17 @@ class ForecacheCache(UnifiedRadixCache):
     has been heard of, which is SGLang's own order.
     """
 
-    def __init__(self, params: Any, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, params: Any, clock: Callable[[], float] | None = None) -> None:
         settings = CacheSettings.from_environment()
-        self.clock = clock
-        self.evicted: Counter[tuple[str, str]] = Counter()
+        self._now = 0.0
+        # By default time is what `tick` says: every rank hears the same at the same step.
+        self.clock = clock or (lambda: self._now)
+        self.counters: Counter[str] = Counter()
+        self.applied_plan = 0
+        self._tables_until: dict[str, float] = {}
+        self.prefetcher = Prefetcher(
+            self, settings.prefetch, settings.prefetch_reserve_tokens, settings.prefetch_tokens_per_s
+        )
         self._tiers = settings.tiers
         self.queues: dict[str, VictimQueue] = {}
         self.policy: EvictionPolicy = make_policy(settings.policy, settings.parameters)
@@ -167,13 +177,92 @@ class ForecacheCache(UnifiedRadixCache):
 
     def end_workflow(self, workflow: str) -> bool:
         """The workflow is over: what it alone used is retired. False for one that is not active here."""
+        self.prefetcher.cancel(workflow)
+        self._tables_until.pop(workflow, None)
         return self.ledger.end(workflow)
+
+    def apply(self, plan: EnginePlan) -> EngineReport:
+        """Does what a plan says, at once and as a whole; prefetches are begun later, between steps.
+
+        A plan that is not newer than the last is refused, as is one with a policy that does not exist.
+        """
+        if plan.plan <= self.applied_plan:
+            return self.report(plan.plan, f"plan {plan.plan} is not newer than plan {self.applied_plan}")
+        if plan.policy is not None:
+            try:
+                self.set_policy(plan.policy, plan.parameters)
+            except ValueError as error:
+                return self.report(plan.plan, str(error))
+        self.applied_plan = plan.plan
+        until = self.clock() + plan.time_to_live_s
+        for workflow in plan.ends:
+            self.end_workflow(workflow)
+        for workflow, table in plan.tables.items():
+            self.ledger.set_table(workflow, table)
+            if table is not None and workflow in self.ledger.owners:
+                self._tables_until[workflow] = until
+        self.prefetcher.accept(plan.prefetches, until)
+        return self.report(plan.plan)
+
+    def report(self, plan: int, refused: str = "") -> EngineReport:
+        """What has become of the cache, with the receipts that nobody has seen yet."""
+        counters = dict(self.counters)
+        counters |= {f"prefetch_{name}": count for name, count in self.prefetcher.counters.items()}
+        return EngineReport(plan, not refused, refused, self.prefetcher.take_receipts(), counters, self._pools())
+
+    def tick(self, now: float) -> None:
+        """It is `now`: what is too old lapses. Called a few times a second, at the same step on every rank."""
+        self._now = now
+        for workflow in [workflow for workflow, until in self._tables_until.items() if until <= now]:
+            del self._tables_until[workflow]
+            self.ledger.set_table(workflow, None)
+        self.prefetcher.expire(now)
+
+    @property
+    def tiered(self) -> bool:
+        """Whether there is a host tier."""
+        return self.cache_controller is not None
+
+    def free_tokens(self) -> int:
+        return int(self.token_to_kv_pool_allocator.available_size())
+
+    def split_node(self, node: UnifiedTreeNode, tokens: int) -> UnifiedTreeNode:
+        """Cuts a node after `tokens` of its tokens; the new upper node."""
+        upper, action = self.tree_core._split_node(node.key, node, tokens)
+        if action is not None:
+            self._apply_cache_actions([action])
+        return upper
+
+    def _pools(self) -> dict[str, int]:
+        pools = {
+            "free": self.free_tokens(),
+            "evictable": int(self.full_evictable_size()),
+            "locked": int(self.full_protected_size()),
+            "workflows": len(self.ledger.owners),
+            "nodes": len(self.tree_core._node_arena) - 1,
+        }
+        if self.host_pool_group is not None:
+            host = self.cache_controller.mem_pool_host
+            pools |= {"host_free": int(host.available_size()), "host_size": int(host.size)}
+        return pools
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         result = super().match_prefix(params)
-        if params.req is not None:
-            self._touch(params.req, result.best_match_node)
+        if params.req is None:
+            return result
+        node = self.tree_core.node_by_id(result.best_match_node)
+        if self.prefetcher.is_loading(node):
+            # Its request waits for the load; it neither computes nor loads the prefix a second time.
+            for ack in list(self.cache_controller.ack_load_queue):
+                ack.finish_event.synchronize()
+            self.loading_check()
+        self.prefetcher.used(node)
+        self._touch(params.req, result.best_match_node)
         return result
+
+    def loading_check(self, finish_count: int | None = None) -> None:
+        super().loading_check(finish_count)
+        self.prefetcher.finished(self.ongoing_load_back)
 
     def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
         super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
@@ -181,6 +270,12 @@ class ForecacheCache(UnifiedRadixCache):
             return
         if req.last_node is not None:
             self._touch(req, req.last_node)
+        if req.finished():
+            self.counters["prompt"] += len(req.origin_input_ids)
+            self.counters["hit_device"] += req.cached_tokens_device
+            self.counters["hit_host"] += req.cached_tokens_host
+            computed = len(req.origin_input_ids) - req.cached_tokens_device - req.cached_tokens_host
+            self.counters["computed"] += max(0, computed)
         if req.finished() and (caller := self._caller(req, self.clock())) is not None and caller.final:
             self.end_workflow(caller.owner.workflow)
 
@@ -224,7 +319,11 @@ class ForecacheCache(UnifiedRadixCache):
         """Counts the tokens of a victim by tier and by why it was chosen."""
         entry = node.entry
         reason = "retired" if self.ledger.is_retired(entry) else "low_value" if entry.tables else "recency"
-        self.evicted[tier, reason] += len(node.key)
+        self.counters[f"evicted_{tier}_{reason}"] += len(node.key)
+        if tier == "device":
+            self.prefetcher.lost(node)
+            if self.prefetcher.at_work and reason != "retired":
+                self.counters["active_evictions_by_prefetch"] += len(node.key)
 
     def _key(self, node: UnifiedTreeNode, now: float) -> Key:
         return self.policy.key(self.ledger.facts(node), now)

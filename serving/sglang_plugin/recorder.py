@@ -6,16 +6,15 @@ scheduler step: one clock read; a message is sent four times a second, before a 
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-from cache_actor.messages import Beat, CallStarted, MessageError, RequestIdentity, identity_from_fields
+from cache_actor.messages import Beat, CallStarted, Message, MessageError, RequestIdentity, identity_from_fields
 from serving.sglang_plugin.channel import ADDRESS_VARIABLE, EventSender
+from serving.sglang_plugin.guard import guarded
 
 logger = logging.getLogger("forecache")
 
@@ -40,28 +39,14 @@ def install() -> None:
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+    from serving.sglang_plugin import plans
+
     recorder = Recorder(address)
+    plans.install(recorder.send)
     scheduler = f"{_SCHEDULER_MODULE}.Scheduler"
     HookRegistry.register(f"{scheduler}.ingest_requests", recorder.after_ingest, HookType.AFTER)
     HookRegistry.register(f"{scheduler}.run_batch", recorder.before_forward, HookType.BEFORE)
     HookRegistry.register(f"{scheduler}.handle_generate_request", recorder.before_call, HookType.BEFORE)
-
-
-def guarded(hook: Callable[..., None]) -> Callable[..., None]:
-    """SGLang lets a hook's exception end the scheduler. A recorder is not worth that: it is logged, once a hook."""
-    failed = False
-
-    @functools.wraps(hook)
-    def run(*args: Any, **kwargs: Any) -> None:
-        nonlocal failed
-        try:
-            hook(*args, **kwargs)
-        except Exception:
-            if not failed:
-                logger.exception("forecache: %s failed; the scheduler goes on without it", hook.__qualname__)
-            failed = True
-
-    return run
 
 
 class Recorder:
@@ -86,12 +71,12 @@ class Recorder:
     @guarded
     def before_call(self, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         if _tp_rank() == 0:
-            self._send(CallStarted(request.rid, len(request.input_ids or ()), identity_of(request.kv_hints)))
+            self.send(CallStarted(request.rid, len(request.input_ids or ()), identity_of(request.kv_hints)))
 
     def _beat(self, scheduler: Any, forward_tokens: int) -> None:
         now = time.monotonic()
         self._next_beat = now + BEAT_PERIOD_S
-        self._send(
+        self.send(
             Beat(
                 rank=_tp_rank(),
                 pid=os.getpid(),
@@ -103,7 +88,7 @@ class Recorder:
             )
         )
 
-    def _send(self, message: Beat | CallStarted) -> None:
+    def send(self, message: Message) -> None:
         if self._sender is None:
             self._sender = EventSender(self._address)
         self._sender.send(message)

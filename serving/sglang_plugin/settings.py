@@ -17,12 +17,18 @@ class CacheSettings:
     policy, parameters: the eviction policy and its parameters.
     tiers: the tiers that it steers; the others go by recency.
     max_workflows: active workflows that the ledger knows.
+    prefetch: `off`, `conservative` or `aggressive`.
+    prefetch_reserve_tokens: device tokens that prefetching leaves free.
+    prefetch_tokens_per_s: what the link from the host moves, until loads have been measured.
     """
 
     policy: str = "lifecycle"
     parameters: dict[str, Any] = field(default_factory=dict)
     tiers: tuple[str, ...] = ("device", "host")
     max_workflows: int = 10_000
+    prefetch: str = "conservative"
+    prefetch_reserve_tokens: int = 8192
+    prefetch_tokens_per_s: float = 50_000.0
 
     def to_environment(self) -> None:
         """For the processes that this one starts."""

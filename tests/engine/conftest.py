@@ -16,10 +16,11 @@ from typing import Any
 import orjson
 import pytest
 
-from cache_actor.messages import Beat, CallStarted, RequestIdentity
+from cache_actor.messages import Beat, CallStarted, EnginePlan, EngineReport, RequestIdentity, encode
 from serving.calls import EngineCall, Kind, Reply
 from serving.config import AppConfig, CacheConfig, HealthConfig, ModelConfig, RandomQwen3Config
 from serving.health import EngineHealth
+from serving.plan_sender import PlanSender
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
 
@@ -31,6 +32,7 @@ CONFIG = AppConfig(
         name="random",
         random=RandomQwen3Config(hidden_size=64, intermediate_size=128, num_hidden_layers=2, head_dim=32),
     ),
+    cache=CacheConfig(prefetch_reserve_tokens=64),
     engine={
         "max_total_tokens": DEVICE_TOKENS,
         "enable_hierarchical_cache": True,
@@ -51,6 +53,7 @@ class EngineUnderTest:
         self.started_calls: dict[str, CallStarted] = {}
         self.announced: list[int] = []
         self.last_beat = 0.0
+        self._plan = 0
         self.health = EngineHealth(HealthConfig(), time.monotonic())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -63,7 +66,8 @@ class EngineUnderTest:
 
         channel = new_address()
         self._events = EventReceiver(channel)
-        self.engine = start_engine(self.config, "test", channel, self._directory)
+        self.plans = PlanSender(new_address())
+        self.engine = start_engine(self.config, "test", channel, self.plans.address, self._directory)
         self.api = openai_api(self.engine, self.config, "test")
         self._reading = self._loop.create_task(self._read())
 
@@ -73,8 +77,10 @@ class EngineUnderTest:
                 self.health.on_beat(message, message.at)
                 self.last_beat = message.at
                 self.announced += [message.forward_tokens] if message.forward_tokens else []
-            else:
+            elif isinstance(message, CallStarted):
                 self.started_calls[message.rid] = message
+            else:
+                self.plans.on_answer(message)
 
     def run(self, coroutine: Coroutine[Any, Any, Any], timeout: float = 120) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(timeout)
@@ -93,6 +99,17 @@ class EngineUnderTest:
         reply, rest = self.run(collect())
         data = reply.body + rest
         return reply.status, data.decode() if reply.media_type == "text/event-stream" else orjson.loads(data)
+
+    def apply(self, **fields: Any) -> EngineReport:
+        """Applies a plan of these fields; what the engine reports."""
+        self._plan += 1
+        plan = EnginePlan(
+            **({"time_to_live_s": 60.0, "ends": [], "tables": {}, "prefetches": []} | fields), plan=self._plan
+        )
+        return self.run(self.plans.apply(encode(plan)))  # type: ignore[no-any-return]
+
+    def ask(self, what: str) -> dict[str, Any]:
+        return self.run(self.plans.ask(what))  # type: ignore[no-any-return]
 
     def flush(self) -> None:
         """Empties both tiers, as soon as the engine is idle."""

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pytest
 from conftest import DEVICE_TOKENS, EngineUnderTest
+
+from cache_actor.messages import EnginePlan, PrefetchOrder, encode
+from cache_actor.policies import VALUE_ONE
 
 AGENT_TOKENS = 200
 OWN_TOKENS = 300
 
 
 def tokens(seed: int, count: int) -> list[int]:
+    """Different seeds have no beginning in common."""
     source = random.Random(seed)
-    return [source.randrange(1, 2000) for _ in range(count)]
+    return [seed % 1900 + 1, *(source.randrange(1, 2000) for _ in range(count - 1))]
 
 
 def ask(engine: EngineUnderTest, prompt: list[int], workflow: str, agent: str = "agent", final: bool = False) -> int:
@@ -29,6 +38,15 @@ def fill(engine: EngineUnderTest, count: int, first_seed: int = 1000) -> None:
     """Pressure: other living workflows, each with a prompt of its own."""
     for i in range(count):
         ask(engine, tokens(first_seed + i, OWN_TOKENS), f"filler-{first_seed + i}")
+
+
+@pytest.fixture(autouse=True)
+def _lifecycle_again(engine: EngineUnderTest) -> Iterator[None]:
+    """Each test leaves the policy as it found it, and a cache whose books are right."""
+    RECEIPTS.clear()
+    yield
+    assert engine.ask("check") == {"consistent": True}
+    engine.apply(policy="lifecycle", ends=[w for node in engine.ask("dump")["nodes"] for w in node["owners"]])
 
 
 class TestLifecycle:
@@ -60,9 +78,126 @@ class TestLifecycle:
         assert ask(engine, anchor + private[0], "other") >= 249
 
 
+def cached_on_device(engine: EngineUnderTest, workflow: str) -> int:
+    """Device tokens that the workflow owns, by the engine's own word."""
+    nodes = engine.ask("dump")["nodes"]
+    return sum(node["tokens"] for node in nodes if workflow in node["owners"] and node["tier"] != "host")
+
+
+class TestForecasts:
+    def test_among_living_ones_the_lower_score_goes_and_a_forecast_changes_the_order(
+        self, engine: EngineUnderTest
+    ) -> None:
+        prompts = {name: tokens(20 + i, OWN_TOKENS) for i, name in enumerate(("w0", "w1", "w2"))}
+        assert engine.apply(policy="lookahead", parameters={}).accepted
+        for name, prompt in prompts.items():
+            ask(engine, prompt, name)
+        value = {"w0": 5, "w1": 0, "w2": 1}
+        engine.apply(tables={name: {"agent": v * VALUE_ONE} for name, v in value.items()})
+        fill_with_value(engine, 4)
+        assert [cached_on_device(engine, name) > 0 for name in prompts] == [True, False, True]
+        engine.apply(tables={"w0": {}, "w2": {"agent": 5 * VALUE_ONE}})
+        fill_with_value(engine, 1, first_seed=2000)
+        assert [cached_on_device(engine, name) > 0 for name in ("w0", "w2")] == [False, True]
+
+    def test_an_old_plan_is_refused_and_a_bad_policy_changes_nothing(self, engine: EngineUnderTest) -> None:
+        refused = engine.apply(policy="no such policy")
+        assert not refused.accepted
+        assert "no such policy" in refused.reason
+        assert engine.ask("report")["policy"] != "no such policy"
+        first = engine.apply()
+        engine._plan -= 1
+        again = engine.apply()
+        assert first.accepted
+        assert not again.accepted
+        assert "not newer" in again.reason
+
+    def test_values_lapse_with_their_plan(self, engine: EngineUnderTest) -> None:
+        ask(engine, tokens(30, OWN_TOKENS), "lapsing")
+        engine.apply(tables={"lapsing": {"agent": VALUE_ONE}}, time_to_live_s=0.5)
+        assert any(node["value"] == 1.0 for node in engine.ask("dump")["nodes"])
+        eventually(lambda: all(node["value"] is None for node in engine.ask("dump")["nodes"]))
+
+    def test_at_run_time_lru_gives_stock_behaviour_again(self, engine: EngineUnderTest) -> None:
+        engine.apply(policy="lru")
+        first, second = tokens(40, OWN_TOKENS), tokens(41, OWN_TOKENS)
+        ask(engine, first, "living")
+        ask(engine, second, "ended", final=True)
+        fill(engine, 5)
+        assert ask(engine, second, "again") <= 1
+        assert ask(engine, first, "living") >= OWN_TOKENS - 1
+
+
+class TestPrefetch:
+    def test_it_puts_the_next_agents_prefix_on_the_device_and_the_call_computes_a_handful(
+        self, engine: EngineUnderTest
+    ) -> None:
+        prompt = tokens(50, OWN_TOKENS)
+        ask(engine, prompt, "paused", "coder")
+        fill(engine, 7)
+        assert cached_on_device(engine, "paused") == 0
+        engine.apply(ends=[f"filler-{1000 + i}" for i in range(5)])
+        engine.apply(prefetches=[PrefetchOrder(1, "paused", "coder", VALUE_ONE, 10_000)])
+        eventually(lambda: cached_on_device(engine, "paused") >= OWN_TOKENS)
+        assert ask(engine, prompt, "paused", "coder") <= 1
+        report = engine.ask("report")
+        assert report["counters"]["prefetch_used"] >= OWN_TOKENS - 1
+        assert report["counters"].get("active_evictions_by_prefetch", 0) == 0
+
+    def test_it_never_evicts_what_is_active_even_when_told_to_load_more_than_fits(
+        self, engine: EngineUnderTest
+    ) -> None:
+        for i in range(4):
+            ask(engine, tokens(60 + i, OWN_TOKENS), f"asleep-{i}")
+        fill(engine, 6)
+        before = {f"filler-{1000 + i}": cached_on_device(engine, f"filler-{1000 + i}") for i in range(6)}
+        orders = [PrefetchOrder(10 + i, f"asleep-{i}", "agent", VALUE_ONE, 10_000) for i in range(4)]
+        report = engine.apply(prefetches=orders, time_to_live_s=1.0)
+        assert report.accepted
+        receipts = eventually(lambda: collected(engine, 4))
+        assert {receipt["status"] for receipt in receipts} <= {"expired", "clipped", "accepted"}
+        assert before == {name: cached_on_device(engine, name) for name in before}
+        assert engine.ask("report")["counters"].get("active_evictions_by_prefetch", 0) == 0
+
+    def test_orders_end_with_their_workflow(self, engine: EngineUnderTest) -> None:
+        ask(engine, tokens(70, OWN_TOKENS), "short")
+        fill(engine, 8)
+        engine.apply(prefetches=[PrefetchOrder(20, "short", "agent", 1, 10_000)])
+        report = engine.apply(ends=["short"])
+        RECEIPTS.extend({"order": receipt.order, "status": receipt.status} for receipt in report.receipts)
+        receipts = eventually(lambda: collected(engine, 1))
+        assert [receipt["order"] for receipt in receipts] == [20]
+
+
+RECEIPTS: list[dict[str, Any]] = []
+
+
+def collected(engine: EngineUnderTest, count: int) -> list[dict[str, Any]]:
+    """The receipts so far, once there are `count` of them."""
+    RECEIPTS.extend(engine.ask("report")["receipts"])
+    return RECEIPTS if len(RECEIPTS) >= count else []
+
+
+def eventually(check: Callable[[], Any], limit_s: float = 20) -> Any:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        if value := check():
+            return value
+        time.sleep(0.1)
+    raise AssertionError(f"not within {limit_s} s")
+
+
+def fill_with_value(engine: EngineUnderTest, count: int, first_seed: int = 1000) -> None:
+    """Pressure by workflows that are worth more than any other."""
+    for i in range(count):
+        name = f"valued-{first_seed + i}"
+        ask(engine, tokens(first_seed + i, OWN_TOKENS), name)
+        engine.apply(tables={name: {"agent": 9 * VALUE_ONE}})
+
+
 class TestEquality:
     def test_answers_are_those_of_a_plain_engine(self, engine: EngineUnderTest, plain_answers: dict[str, str]) -> None:
-        """200 mixed prompts: shared prefixes, evictions, host hits, aborted calls, workflows that end."""
+        """200 mixed prompts: shared prefixes, evictions, host hits, prefetches, aborts, ends, forecasts by chance."""
         asked = mixed_prompts()
 
         async def run(name: str, prompt: list[int], index: int) -> tuple[str, str]:
@@ -78,16 +213,33 @@ class TestEquality:
         async def all_of_them() -> dict[str, str]:
             answers: dict[str, str] = {}
             names = list(asked)
+            source = random.Random(3)
             for start in range(0, len(names), 5):
+                await engine.plans.apply(encode(random_plan(source, start)))
                 batch = [run(name, asked[name], start + i) for i, name in enumerate(names[start : start + 5])]
                 answers.update(await asyncio.gather(*batch))
             return answers
 
-        import json
-
         answers = engine.run(all_of_them(), timeout=300)
         said = {name: json.loads(body)["choices"][0]["text"] for name, body in answers.items()}
+        engine._plan = 1_000_000  # the plans above had numbers of their own
+        counters = engine.ask("report")["counters"]
         assert said == plain_answers
+        assert counters["evicted_device_retired"] > 0
+        assert counters["evicted_device_low_value"] > 0
+        assert counters["hit_host"] > 0
+        assert counters["prefetch_loaded"] > 0
+        assert counters.get("active_evictions_by_prefetch", 0) == 0
+
+
+def random_plan(source: random.Random, start: int) -> EnginePlan:
+    workflows = [f"w{i}" for i in range(17)]
+    tables = {w: {f"a{i}": source.randrange(VALUE_ONE) for i in range(3)} for w in source.sample(workflows, 5)}
+    orders = [
+        PrefetchOrder(start * 10 + i, source.choice(workflows), f"a{i}", source.randrange(VALUE_ONE), 500)
+        for i in range(3)
+    ]
+    return EnginePlan(900_000 + start, 5.0, source.sample(workflows, 1), dict(tables), orders, "lookahead", {})
 
 
 def mixed_prompts() -> dict[str, list[int]]:

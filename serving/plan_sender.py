@@ -1,0 +1,79 @@
+"""The replica's end of the way down: plans and questions to its engine's scheduler, and the answers to them."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from cache_actor.messages import (
+    Ask,
+    EnginePlan,
+    EngineReport,
+    Message,
+    MessageError,
+    Told,
+    WorkflowsEnded,
+    decode,
+    encode,
+)
+
+ANSWER_LIMIT_S = 10.0
+HIGH_WATER_MARK = 10_000
+
+
+class PlanSender:
+    """Sends to the scheduler that listens at `address`; waits for answers, never for room."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self._socket.connect(address)
+        self._numbers = itertools.count(1)
+        self._waiting: dict[tuple[type, int], asyncio.Future[Any]] = {}
+
+    async def apply(self, data: bytes) -> EngineReport:
+        """Sends a plan, after having decoded it, and waits for its report."""
+        plan = decode(data)
+        if not isinstance(plan, EnginePlan):
+            raise MessageError(f"a plan was expected, not {type(plan).__name__}")
+        report: EngineReport = await self._answer_to(plan, EngineReport, plan.plan)
+        return report
+
+    async def ask(self, what: str) -> dict[str, Any]:
+        number = next(self._numbers)
+        told: Told = await self._answer_to(Ask(number, what), Told, number)
+        answer: dict[str, Any] = json.loads(told.text)
+        return answer
+
+    def end(self, workflows: list[str]) -> None:
+        """Tells of ends; nothing comes back."""
+        self._send(WorkflowsEnded(workflows))
+
+    def on_answer(self, message: Message) -> None:
+        """What came up from the scheduler; an answer that nobody waits for any more is dropped."""
+        number = message.plan if isinstance(message, EngineReport) else getattr(message, "number", 0)
+        future = self._waiting.pop((type(message), number), None)
+        if future is not None and not future.done():
+            future.set_result(message)
+
+    async def _answer_to(self, message: Message, kind: type, number: int) -> Any:
+        if (kind, number) in self._waiting:
+            raise MessageError(f"number {number} is being answered already")
+        future = self._waiting[kind, number] = asyncio.get_running_loop().create_future()
+        try:
+            self._send(message)
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                return await future
+        finally:
+            self._waiting.pop((kind, number), None)
+
+    def _send(self, message: Message) -> None:
+        self._socket.send(encode(message), zmq.NOBLOCK)

@@ -1,0 +1,68 @@
+"""What a cache holds, for people and machines: the answers to `Ask`."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from cache_actor.policies import VALUE_ONE
+from serving.sglang_plugin.integrity import check_integrity
+
+if TYPE_CHECKING:
+    from serving.sglang_plugin.cache import ForecacheCache
+
+MAX_NODES = 2000
+MAX_OWNERS_SHOWN = 8
+
+
+def answer(cache: ForecacheCache | None, what: str) -> dict[str, Any]:
+    """The answer to a question; `error` in it when there is none."""
+    if cache is None:
+        return {"error": "this engine runs SGLang's own cache: set `cache.backend: forecache`"}
+    if what == "report":
+        return dataclasses.asdict(cache.report(cache.applied_plan)) | {"policy": cache.policy.name}
+    if what == "dump":
+        return dump(cache)
+    if what == "check":
+        try:
+            check_integrity(cache)
+        except AssertionError as error:
+            return {"consistent": False, "error": str(error)}
+        return {"consistent": True}
+    return {"error": f"unknown question {what!r}; ask for report, dump or check"}
+
+
+def dump(cache: ForecacheCache) -> dict[str, Any]:
+    """The tree in depth-first order: for each node its depth, size, tiers, owners, value and state.
+
+    Of a tree with more than 2,000 nodes the rest is left out and counted.
+    """
+    rows: list[dict[str, Any]] = []
+    left_out = 0
+    stack = [(child, 0) for child in cache.tree_core.root_node.children.values()]
+    while stack:
+        node, depth = stack.pop()
+        stack += [(child, depth + 1) for child in node.children.values()]
+        if len(rows) >= MAX_NODES:
+            left_out += 1
+            continue
+        rows.append(_row(cache, node, depth))
+    return {"policy": cache.policy.name, "nodes": rows, "left_out": left_out}
+
+
+def _row(cache: ForecacheCache, node: Any, depth: int) -> dict[str, Any]:
+    ledger, entry = cache.ledger, node.entry
+    owners = {owner.workflow: ledger.agents(mask) for owner, mask in list(entry.owners.items())[:MAX_OWNERS_SHOWN]}
+    device, host = not node.evicted, node.backuped
+    state = "retired" if ledger.is_retired(entry) else "active" if entry.owners else "dormant" if entry.past else "new"
+    return {
+        "id": node.id,
+        "depth": depth,
+        "tokens": len(node.key),
+        "tier": "both" if device and host else "device" if device else "host",
+        "state": state,
+        "shared": entry.shared,
+        "value": round(entry.value / VALUE_ONE, 3) if entry.tables else None,
+        "owners": owners,
+        "owner_count": len(entry.owners),
+    }

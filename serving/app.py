@@ -11,7 +11,7 @@ from ray.serve.config import RequestRouterConfig
 
 from serving.config import AppConfig, DeploymentConfig
 from serving.engine import EngineReplica
-from serving.engine_args import check_engine_arguments
+from serving.engine_args import config_arguments
 from serving.ingress import Ingress
 from serving.router import WorkflowRouter
 from serving.sglang_plugin.detect import default_device
@@ -44,7 +44,7 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
     An engine with more than one rank gets a placement group of one bundle, so that its GPUs are on one node.
     """
     deployment = config.deployment
-    engine = check_engine_arguments(config.engine)
+    engine = config_arguments(config)
     ranks = engine.get("tp_size", 1) * engine.get("pp_size", 1)
     if not engine.get("enable_dp_attention"):  # with it the data-parallel groups are inside the tensor-parallel one
         ranks *= engine.get("dp_size", 1)

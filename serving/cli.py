@@ -11,6 +11,7 @@ import typer
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.demo import demo
+from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
 
 app = typer.Typer(
@@ -21,6 +22,73 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)
+app.add_typer(engine_app, name="engine")
+
+
+bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+
+
+@bench.command("soak")
+def soak(
+    base_url: Annotated[str, typer.Option(help="The endpoint, on the Ray cluster of this machine.")] = (
+        "http://127.0.0.1:8000/v1"
+    ),
+    duration: Annotated[float, typer.Option(help="Seconds.", min=1)] = 600,
+    lanes: Annotated[int, typer.Option(help="Workflows at once.", min=1)] = 12,
+    plans_per_s: Annotated[float, typer.Option(help="Plans a second, to each engine.", min=0.1)] = 20,
+    seed: Annotated[int, typer.Option(help="Seed of the load.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Load running engines at random under a stream of plans, then check their books. Exit code 1 on any fault."""
+    from serving.benchmark.soak import run_soak
+
+    result = run_soak(base_url, duration, lanes, plans_per_s, seed)
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        for name, count in sorted(result["counts"].items()):
+            typer.echo(f"{name:24} {count}")
+        for error in result["errors"]:
+            typer.echo(f"error: {error}")
+        typer.echo("the books of every engine are right" if result["consistent"] else f"WRONG: {result['checks']}")
+    if result["errors"] or not result["consistent"]:
+        raise typer.Exit(1)
+
+
+@bench.command("cache-cost")
+def cache_cost(
+    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many rounds.")] = 5,
+    requests: Annotated[int, typer.Option(min=1, help="Calls that each engine answers in a round.")] = 400,
+    engine: Annotated[bool, typer.Option("--engine/--no-engine", help="Also start engines, some minutes.")] = True,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the cache's bookkeeping alone, and engines with Forecache's cache against SGLang's own, in turns.
+
+    Exit code: 0 measured, 1 a budget is missed (with --check), 2 an engine failed, 130 interrupted by Ctrl-C.
+    """
+    from rich.console import Console
+
+    from serving.benchmark import cache_cost as cost
+    from serving.benchmark.engine_process import EngineProcessError
+
+    errors = Console(stderr=True)
+    try:
+        with errors.status("starting") as status:
+            figures = cost.measure(rounds, requests, engine, status.update)
+    except EngineProcessError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        cost.print_table(figures, Console())
+    if check and (names := cost.missed(figures)):
+        typer.echo(f"over budget: {', '.join(names)}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command("prepare")

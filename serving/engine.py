@@ -37,6 +37,7 @@ _MONITOR_PERIOD_S = 0.5
 _LAST_WORDS_S = 0.5
 _RECENT_CALLS = 256
 _END_LIMIT_S = 30
+_FIGURES_LIMIT_S = 1.0
 
 
 class EngineReplica:
@@ -100,7 +101,16 @@ class EngineReplica:
             "calls": len(self._calls),
             **self._health.snapshot(),
             "pids": [process.pid for process in multiprocessing.active_children()],
+            "cache": await self._figures(),
         }
+
+    async def _figures(self) -> dict[str, Any] | None:
+        """What the cache says of itself; None when the scheduler is too busy to answer."""
+        try:
+            async with asyncio.timeout(_FIGURES_LIMIT_S):
+                return await self._plans.ask("figures")
+        except TimeoutError:
+            return None
 
     async def recent_calls(self, query: EngineQuery) -> list[CallStarted]:
         """The last calls that reached the scheduler, oldest first, as the scheduler saw them."""
@@ -120,7 +130,7 @@ class EngineReplica:
         self._plans.end(workflows)
 
     async def ask(self, query: EngineQuery, what: str) -> dict[str, Any]:
-        """What the engine's cache says to `report`, `dump` or `check`."""
+        """What the engine's cache says to `figures`, `dump` or `check`."""
         return await self._plans.ask(what)
 
     async def check_health(self) -> None:
@@ -184,6 +194,7 @@ class EngineReplica:
         end_processes()
         if self._engine is not None:
             self._engine.shutdown()
+            self._plans.close()
         self._run_directory.remove()
 
     def __del__(self) -> None:

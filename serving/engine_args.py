@@ -33,6 +33,12 @@ OWNED = {
     "ssl_certfile": "the HTTP front is Ray Serve's: set `http_options.ssl_certfile`",
 }
 
+# SGLang's own ways to order evictions, which forecache's cache does not look at.
+SGLANG_EVICTION = {
+    "radix_eviction_policy": "with forecache's cache `cache.policy` names the policy",
+    "enable_session_radix_cache": "forecache's cache knows workflows by itself",
+}
+
 # What SGLang needs to run on forecache's CPU platform; a config may still set each of them.
 CPU_DEFAULTS: dict[str, Any] = {
     "device": "cpu",
@@ -74,15 +80,31 @@ def check_engine_arguments(engine: dict[str, Any]) -> dict[str, Any]:
     return checked
 
 
+def config_arguments(config: AppConfig) -> dict[str, Any]:
+    """The checked `engine:` block of a config.
+
+    Raises:
+        EngineArgumentError: as `check_engine_arguments`, or an argument that the config's cache does not go with.
+    """
+    engine = check_engine_arguments(config.engine)
+    if config.cache.backend == "forecache":
+        for name in SGLANG_EVICTION.keys() & engine.keys():
+            raise EngineArgumentError(f"engine.{name} needs `cache.backend: sglang`; {SGLANG_EVICTION[name]}")
+    return engine
+
+
 def engine_arguments(config: AppConfig, model_path: str, on_cpu: bool) -> dict[str, Any]:
     """The keyword arguments of `sglang.Engine` for this config.
 
     Args:
-        config: a config whose `engine:` block `check_engine_arguments` accepts.
+        config: what to serve.
         model_path: what `serving.models.prepare_model` returned.
         on_cpu: whether forecache's CPU platform serves.
+
+    Raises:
+        EngineArgumentError: as `config_arguments`.
     """
-    engine = check_engine_arguments(config.engine)
+    engine = config_arguments(config)
     arguments: dict[str, Any] = {"log_level": "error"}
     if on_cpu:
         arguments |= CPU_DEFAULTS

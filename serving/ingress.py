@@ -46,6 +46,7 @@ _NOT_THE_CLIENTS = (
     "session_params",
 )
 _EXPIRE_PERIOD_S = 1.0
+CACHE_QUESTIONS = ("figures", "dump", "check")
 
 api = new_api()
 
@@ -106,6 +107,18 @@ class Ingress:
         load = self._placement.load()
         data = [{**answer, "workflows": load.get(engine, 0)} for engine, answer in sorted(found.items())]
         return {"object": "list", "data": data}
+
+    @api.get("/v1/engines/{engine}/cache")
+    async def cache(self, engine: str, what: str = "dump") -> dict[str, Any]:
+        if engine not in self._placement.engines():
+            raise ApiError(404, f"there is no engine {engine!r}", "engine_not_found", "engine")
+        if what not in CACHE_QUESTIONS:
+            raise invalid_request(f"what cannot be {what!r}; choose from {', '.join(CACHE_QUESTIONS)}", param="what")
+        try:
+            answer: dict[str, Any] = await self._queries.ask.remote(EngineQuery(engine), what)
+        except (RayError, TimeoutError) as error:
+            raise self._down(f"it does not answer ({type(error).__name__})") from error
+        return answer
 
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
@@ -193,6 +206,8 @@ class Ingress:
     async def _first(self, coming: Any) -> Reply:
         """The first part; an error when there is still no engine after a while."""
         task = asyncio.ensure_future(coming)
+        # A client that leaves takes nobody along who would look at how the task ended.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             while not task.done():
                 await asyncio.wait({task}, timeout=self._config.limits.engine_wait_s)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,10 +20,9 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from cache_actor.messages import identity_fields
 from serving.calls import JSON, SSE, EngineCall, Kind, Reply
 from serving.errors import ApiError, invalid_request, sse_event
-from serving.sglang_plugin.recorder import IDENTITY_ACTION, IDENTITY_VERSION
+from serving.sglang_plugin.recorder import kv_hints
 from serving.validation import validated
 
 logger = logging.getLogger("forecache")
@@ -126,18 +124,7 @@ def _clients_fault() -> Iterator[None]:
 def _with_identity(adapted: Any, call: EngineCall) -> Any:
     """Puts the call's id and identity into an internal request, over whatever the client had sent there."""
     adapted.rid = call.rid
-    adapted.kv_hints = {
-        "protocol_version": "1",
-        "message_id": call.rid,
-        "actions": [
-            {
-                "action_id": uuid.uuid4().hex,
-                "action_type": IDENTITY_ACTION,
-                "action_version": IDENTITY_VERSION,
-                "payload": {"fields": identity_fields(call.identity)},
-            }
-        ],
-    }
+    adapted.kv_hints = kv_hints(call.identity, call.rid)
     return adapted
 
 

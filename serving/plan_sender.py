@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 import zmq
-import zmq.asyncio
 
 from cache_actor.messages import (
     Ask,
@@ -27,7 +26,11 @@ HIGH_WATER_MARK = 10_000
 
 
 class PlanSender:
-    """Sends to the scheduler that listens at `address`; waits for answers, never for room."""
+    """Sends to the scheduler that listens at `address`; waits for answers, never for room.
+
+    Whatever is sent raises TimeoutError when the scheduler has taken nothing for HIGH_WATER_MARK messages, or has not
+    answered within ANSWER_LIMIT_S.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -40,7 +43,11 @@ class PlanSender:
         self._waiting: dict[tuple[type, int], asyncio.Future[Any]] = {}
 
     async def apply(self, data: bytes) -> EngineReport:
-        """Sends a plan, after having decoded it, and waits for its report."""
+        """Sends a plan, after having decoded it, and waits for its report.
+
+        Raises:
+            MessageError: bytes that are no plan, or a number whose report is still awaited.
+        """
         plan = decode(data)
         if not isinstance(plan, EnginePlan):
             raise MessageError(f"a plan was expected, not {type(plan).__name__}")
@@ -48,6 +55,7 @@ class PlanSender:
         return report
 
     async def ask(self, what: str) -> dict[str, Any]:
+        """What the cache says to a question (see `sglang_plugin.dump.answer`)."""
         number = next(self._numbers)
         told: Told = await self._answer_to(Ask(number, what), Told, number)
         answer: dict[str, Any] = json.loads(told.text)
@@ -64,6 +72,10 @@ class PlanSender:
         if future is not None and not future.done():
             future.set_result(message)
 
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+
     async def _answer_to(self, message: Message, kind: type, number: int) -> Any:
         if (kind, number) in self._waiting:
             raise MessageError(f"number {number} is being answered already")
@@ -76,4 +88,7 @@ class PlanSender:
             self._waiting.pop((kind, number), None)
 
     def _send(self, message: Message) -> None:
-        self._socket.send(encode(message), zmq.NOBLOCK)
+        try:
+            self._socket.send(encode(message), zmq.NOBLOCK)
+        except zmq.Again as error:
+            raise TimeoutError(f"the scheduler has left {HIGH_WATER_MARK} messages unread") from error

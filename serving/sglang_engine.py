@@ -53,7 +53,10 @@ def start_engine(
     """
     logger.info("forecache engine %s: preparing model %r", engine_id, config.model.source)
     model_path = prepare_model(config.model)
-    arguments = engine_arguments(config, model_path, isinstance(current_platform, ForecacheCpuPlatform))
+    on_cpu = isinstance(current_platform, ForecacheCpuPlatform)
+    arguments = engine_arguments(config, model_path, on_cpu)
+    if on_cpu:
+        _share_cores(int(arguments.get("tp_size", 1)) * int(arguments.get("pp_size", 1)))
     listed = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()))
     logger.info("forecache engine %s: starting SGLang on %s: %s", engine_id, current_platform.device_name, listed)
     os.environ[ADDRESS_VARIABLE] = channel
@@ -75,6 +78,16 @@ def start_engine(
     # SGLang's own watchdog would end this process before it could answer anybody; the replica watches instead.
     engine.tokenizer_manager._subprocess_watchdog.stop()
     return engine
+
+
+def _share_cores(ranks: int) -> None:
+    """Each rank of a CPU engine gets a share of the cores; SGLang would bind it to a NUMA node of its own."""
+    if ranks > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        shares = [cores[rank::ranks] or cores for rank in range(ranks)]
+        os.environ.setdefault(
+            "SGLANG_CPU_OMP_THREADS_BIND", "|".join(",".join(str(core) for core in share) for share in shares)
+        )
 
 
 def _reserve(arguments: dict[str, Any], configured: int | None) -> int:

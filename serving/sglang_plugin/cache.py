@@ -8,6 +8,7 @@ is bookkeeping and order; every KV byte is moved by SGLang's own code.
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from cache_actor.messages import EnginePlan, EngineReport
 from cache_actor.policies import EvictionPolicy, make_policy
 from cache_actor.policies.base import Key
+from serving.sglang_plugin.ghosts import Ghosts
 from serving.sglang_plugin.ledger import Entry, Ledger, Owner
 from serving.sglang_plugin.order import VictimQueue
 from serving.sglang_plugin.prefetch import Prefetcher
@@ -81,8 +83,17 @@ class ForecacheTreeCore(UnifiedTreeCore):
         node.entry = Entry(self.components_by_type[FULL].cache.clock())
         return node
 
+    def _add_new_node(self, *args: Any, **kwargs: Any) -> UnifiedTreeNode:
+        node = super()._add_new_node(*args, **kwargs)
+        cache: ForecacheCache = self.components_by_type[FULL].cache
+        if regret := cache.ghosts.came(node):
+            cache.counters["regret"] += regret
+        return node
+
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
-        self.components_by_type[FULL].cache.ledger.drop(node)
+        cache: ForecacheCache = self.components_by_type[FULL].cache
+        cache.ghosts.lost(node)
+        cache.ledger.drop(node)
         super()._unregister_node(node)
 
 
@@ -147,6 +158,7 @@ class ForecacheCache(UnifiedRadixCache):
         # By default time is what `tick` says: every rank hears the same at the same step.
         self.clock = clock or (lambda: self._now)
         self.counters: Counter[str] = Counter()
+        self.ghosts = Ghosts()
         self.applied_plan = 0
         self._tables_until: dict[str, float] = {}
         self.prefetcher = Prefetcher(
@@ -184,10 +196,12 @@ class ForecacheCache(UnifiedRadixCache):
     def apply(self, plan: EnginePlan) -> EngineReport:
         """Does what a plan says, at once and as a whole; prefetches are begun later, between steps.
 
-        A plan that is not newer than the last is refused, as is one with a policy that does not exist.
+        A plan that is not newer than the last is refused, as is one without an end or with an unknown policy.
         """
         if plan.plan <= self.applied_plan:
             return self.report(plan.plan, f"plan {plan.plan} is not newer than plan {self.applied_plan}")
+        if not 0 < plan.time_to_live_s < math.inf:
+            return self.report(plan.plan, f"time_to_live_s is {plan.time_to_live_s}; give a finite time above 0")
         if plan.policy is not None:
             try:
                 self.set_policy(plan.policy, plan.parameters)
@@ -206,9 +220,16 @@ class ForecacheCache(UnifiedRadixCache):
 
     def report(self, plan: int, refused: str = "") -> EngineReport:
         """What has become of the cache, with the receipts that nobody has seen yet."""
-        counters = dict(self.counters)
-        counters |= {f"prefetch_{name}": count for name, count in self.prefetcher.counters.items()}
-        return EngineReport(plan, not refused, refused, self.prefetcher.take_receipts(), counters, self._pools())
+        receipts = self.prefetcher.take_receipts()
+        return EngineReport(plan, not refused, refused, receipts, self._counters(), self._pools())
+
+    def figures(self) -> dict[str, Any]:
+        """For people who look: the policy, counters and pools, in tokens."""
+        return {"policy": self.policy.name, "counters": self._counters(), "pools": self._pools()}
+
+    def _counters(self) -> dict[str, int]:
+        prefetched = {f"prefetch_{name}": count for name, count in self.prefetcher.counters.items()}
+        return dict(self.counters) | prefetched
 
     def tick(self, now: float) -> None:
         """It is `now`: what is too old lapses. Called a few times a second, at the same step on every rank."""
@@ -252,10 +273,10 @@ class ForecacheCache(UnifiedRadixCache):
             return result
         node = self.tree_core.node_by_id(result.best_match_node)
         if self.prefetcher.is_loading(node):
-            # Its request waits for the load; it neither computes nor loads the prefix a second time.
+            # Its request waits for the load; it neither computes nor loads the prefix a second time. The locks are
+            # given back at the next step, where all ranks do it together.
             for ack in list(self.cache_controller.ack_load_queue):
                 ack.finish_event.synchronize()
-            self.loading_check()
         self.prefetcher.used(node)
         self._touch(params.req, result.best_match_node)
         return result
@@ -276,7 +297,7 @@ class ForecacheCache(UnifiedRadixCache):
             self.counters["hit_host"] += req.cached_tokens_host
             computed = len(req.origin_input_ids) - req.cached_tokens_device - req.cached_tokens_host
             self.counters["computed"] += max(0, computed)
-        if req.finished() and (caller := self._caller(req, self.clock())) is not None and caller.final:
+        if req.finished() and (caller := self._caller(req)) is not None and caller.final:
             self.end_workflow(caller.owner.workflow)
 
     def _touch(self, req: Any, node_id: int) -> None:
@@ -284,7 +305,7 @@ class ForecacheCache(UnifiedRadixCache):
         if node is None:
             return
         now = self.clock()
-        caller = self._caller(req, now)
+        caller = self._caller(req)
         if caller is None:
             self.ledger.touch_unnamed(node, now)
         elif caller.owner.ended:
@@ -292,7 +313,7 @@ class ForecacheCache(UnifiedRadixCache):
         else:
             self.ledger.touch(node, caller.owner, caller.bit, now)
 
-    def _caller(self, req: Any, now: float) -> Caller | None:
+    def _caller(self, req: Any) -> Caller | None:
         """Who makes the request, settled at its first touch: a workflow that ends meanwhile is not revived by it."""
         try:
             caller: Caller | None = req.forecache_caller
@@ -300,7 +321,7 @@ class ForecacheCache(UnifiedRadixCache):
             identity = identity_of(req.kv_hints)
             caller = None
             if identity is not None:
-                owner = self.ledger.owner(identity.workflow, now)
+                owner = self.ledger.owner(identity.workflow)
                 caller = Caller(owner, self.ledger.bit(identity.agent), identity.final)
             req.forecache_caller = caller
         return caller

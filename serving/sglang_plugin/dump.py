@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 from cache_actor.policies import VALUE_ONE
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from serving.sglang_plugin.cache import ForecacheCache
 
 MAX_NODES = 2000
+# The answer must fit into a message (`MAX_MESSAGE_BYTES`), whatever the names of workflows and agents.
+MAX_DUMP_BYTES = 512 * 1024
 MAX_OWNERS_SHOWN = 8
 
 
@@ -21,6 +24,8 @@ def answer(cache: ForecacheCache | None, what: str) -> dict[str, Any]:
         return {"error": "this engine runs SGLang's own cache: set `cache.backend: forecache`"}
     if what == "report":
         return dataclasses.asdict(cache.report(cache.applied_plan)) | {"policy": cache.policy.name}
+    if what == "figures":
+        return cache.figures()
     if what == "dump":
         return dump(cache)
     if what == "check":
@@ -29,24 +34,28 @@ def answer(cache: ForecacheCache | None, what: str) -> dict[str, Any]:
         except AssertionError as error:
             return {"consistent": False, "error": str(error)}
         return {"consistent": True}
-    return {"error": f"unknown question {what!r}; ask for report, dump or check"}
+    return {"error": f"unknown question {what!r}; ask for report, figures, dump or check"}
 
 
 def dump(cache: ForecacheCache) -> dict[str, Any]:
     """The tree in depth-first order: for each node its depth, size, tiers, owners, value and state.
 
-    Of a tree with more than 2,000 nodes the rest is left out and counted.
+    Of a tree with more than 2,000 nodes, or more than 512 KiB of them as JSON, the rest is left out and counted.
     """
     rows: list[dict[str, Any]] = []
+    room = MAX_DUMP_BYTES
     left_out = 0
     stack = [(child, 0) for child in cache.tree_core.root_node.children.values()]
     while stack:
         node, depth = stack.pop()
         stack += [(child, depth + 1) for child in node.children.values()]
-        if len(rows) >= MAX_NODES:
-            left_out += 1
-            continue
-        rows.append(_row(cache, node, depth))
+        if len(rows) < MAX_NODES and room > 0:
+            row = _row(cache, node, depth)
+            room -= len(json.dumps(row))
+            if room >= 0:
+                rows.append(row)
+                continue
+        left_out += 1
     return {"policy": cache.policy.name, "nodes": rows, "left_out": left_out}
 
 

@@ -42,6 +42,8 @@ def check_integrity(cache: ForecacheCache) -> None:
         in_order = queue.in_order()
         first = queue.first()
         assert (first is None) == (not in_order), f"{tier}: {len(in_order)} candidates, first is {first}"
-        if first is not None:
-            expected, found_key = queue.key(in_order[0], now), queue.key(first, now)
-            assert found_key == expected, f"{tier}: next victim has key {found_key}, the lowest is {expected}"
+        if first is not None and first is not in_order[0]:
+            found_key, expected = queue.key(first, now), queue.key(in_order[0], now)
+            raise AssertionError(
+                f"{tier}: next victim is node {first.id} {found_key}, not node {in_order[0].id} {expected}"
+            )

@@ -1,7 +1,8 @@
 """Access ledger: for each cache node, which active workflows' agents have used it, and what that is worth.
 
-Pure code over any tree whose nodes have `parent` (None at the root), `entry`, `last_access_time` and `key`; SGLang's
-tree is one. Three rules keep it small and exact:
+Pure code over any tree whose nodes have `parent` (None at the root), `entry`, `last_access_time`, `key` and `id`;
+SGLang's tree is one. Sets of nodes are in another order on every tensor-parallel rank, so nothing that the ledger
+decides may depend on it. Three rules keep it small and exact:
 
 * a parent's owners contain its children's, because a call uses the whole path from its node to the root; so the nodes
   of a workflow are the paths up from its deepest ones (its *tips*), and nothing else need be stored to find them;
@@ -11,6 +12,7 @@ tree is one. Three rules keep it small and exact:
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -18,9 +20,12 @@ from cache_actor.policies.base import Combine, NodeFacts
 
 MAX_AGENTS = 256
 MAX_OWNERS = 4096
+MAX_MASKS = 4096
 OTHER_AGENTS = "(other)"
 # In `Entry.past`: somebody who gave no name uses it, so that nobody can say that it is over.
 UNNAMED = 1 << 40
+# The class looks its members up in Python, each time.
+_SUM, _MAX = Combine.SUM, Combine.MAX
 
 
 class LedgerNode(Protocol):
@@ -30,18 +35,18 @@ class LedgerNode(Protocol):
     entry: Entry
     last_access_time: float
     key: Any
+    id: int
 
 
 class Owner:
     """An active workflow as the ledger knows it. Ended, it owns nothing; its object is not used again."""
 
-    __slots__ = ("ended", "last_call", "table", "tips", "workflow")
+    __slots__ = ("ended", "table", "tips", "workflow")
 
-    def __init__(self, workflow: str, now: float) -> None:
+    def __init__(self, workflow: str) -> None:
         self.workflow = workflow
         self.table: dict[int, int] | None = None  # agent bit -> value
         self.tips: set[LedgerNode] = set()
-        self.last_call = now
         self.ended = False
 
 
@@ -94,11 +99,12 @@ class Ledger:
     ) -> None:
         self.combine = combine
         self.strict = strict
-        self.owners: dict[str, Owner] = {}
+        self.owners: OrderedDict[str, Owner] = OrderedDict()  # the one without a call for longest first
         self.forgotten_workflows = 0
         self._lowered = lowered
         self._max_workflows = max_workflows
         self._bits: dict[str, int] = {}
+        self._masks: dict[int, int] = {}  # equal masks are one object: a node has one for each of its owners
         self._retirements = 0
 
     def bit(self, agent: str) -> int:
@@ -114,16 +120,15 @@ class Ledger:
         """The agents of a mask."""
         return [agent for agent, bit in self._bits.items() if bit & mask]
 
-    def owner(self, workflow: str, now: float) -> Owner:
-        """The workflow, active from now on if it was not; `now` in seconds."""
+    def owner(self, workflow: str) -> Owner:
+        """The workflow, which makes a call; active from now on if it was not."""
         owner = self.owners.get(workflow)
         if owner is None:
             if len(self.owners) >= self._max_workflows:
-                oldest = min(self.owners.values(), key=lambda one: one.last_call)
-                self.end(oldest.workflow)
+                self.end(next(iter(self.owners)))
                 self.forgotten_workflows += 1
-            owner = self.owners[workflow] = Owner(workflow, now)
-        owner.last_call = now
+            owner = self.owners[workflow] = Owner(workflow)
+        self.owners.move_to_end(workflow)
         return owner
 
     def touch(self, node: LedgerNode, owner: Owner, bit: int, now: float) -> None:
@@ -169,7 +174,10 @@ class Ledger:
             node = node.parent
 
     def _own(self, node: LedgerNode, entry: Entry, owner: Owner, mask: int, bit: int) -> None:
-        entry.owners[owner] = mask | bit
+        mask_now = mask | bit
+        if len(self._masks) > MAX_MASKS:
+            self._masks.clear()
+        entry.owners[owner] = self._masks.setdefault(mask_now, mask_now)
         entry.retirement = 0
         if entry.past == 1 and entry.last == owner.workflow:  # the same workflow, come back
             entry.past = 0
@@ -177,7 +185,7 @@ class Ledger:
         if table is None:
             return
         value = table.get(bit, 0)
-        if self.combine is Combine.SUM:
+        if self.combine is _SUM:
             entry.value += value
         elif value > entry.value:
             entry.value = value
@@ -187,26 +195,40 @@ class Ledger:
                 self._lowered(node)
 
     def set_table(self, workflow: str, table: Mapping[str, int] | None) -> None:
-        """New values for a workflow's agents; None takes them back. Touches the workflow's nodes alone."""
+        """New values for a workflow's agents; None takes them back. Touches the workflow's nodes alone.
+
+        A value below 0 counts as 0. Agents that share a bit are worth the best of them.
+        """
         owner = self.owners.get(workflow)
         if owner is None:
             return
         before = owner.table
-        after = None if table is None else {self.bit(agent): value for agent, value in table.items() if value}
+        after = None if table is None else self._by_bit(table)
         owner.table = after
         known = (after is not None) - (before is not None)
-        deltas: dict[int, int] = {}
-        summed = self.combine is Combine.SUM
+        changes = _difference(before, after)
+        deltas = dict(changes)  # by mask; that of one agent is its bit
+        summed = self.combine is _SUM
         lowered = self._lowered
-        for node in self.nodes_of(owner):
+        old = step = new = 0
+        for node in self._paths(owner):
             entry = node.entry
-            entry.tables += known
-            if summed:
+            try:
                 mask = entry.owners[owner]
-                delta = deltas.get(mask)
-                if delta is None:
-                    delta = deltas[mask] = worth(after, mask) - worth(before, mask)
-                entry.value += delta
+            except KeyError:  # it had MAX_OWNERS others
+                continue
+            if known:
+                entry.tables += known
+            if summed:
+                if mask in deltas:
+                    delta = deltas[mask]
+                else:
+                    delta = deltas[mask] = worth(changes, mask)
+                if delta:
+                    if entry.value != old or delta != step:
+                        old, step = entry.value, delta
+                        new = old + delta
+                    entry.value = new  # neighbours that are worth the same share the object
                 if delta < 0 or known:
                     lowered(node)
             else:
@@ -215,6 +237,15 @@ class Ledger:
                 entry.value = value
                 if sank or known:
                     lowered(node)
+
+    def _by_bit(self, table: Mapping[str, int]) -> dict[int, int]:
+        values: dict[int, int] = {}
+        for agent, value in table.items():
+            if value > 0:
+                bit = self._bits.get(agent) or self.bit(agent)
+                if value > values.get(bit, 0):
+                    values[bit] = value
+        return values
 
     def end(self, workflow: str) -> bool:
         """The workflow is over: it owns nothing any more. False for one that is not active."""
@@ -229,7 +260,7 @@ class Ledger:
             entry.last = workflow
             if owner.table is not None:
                 entry.tables -= 1
-                if self.combine is Combine.SUM:
+                if self.combine is _SUM:
                     entry.value -= worth(owner.table, mask)
                 else:
                     entry.value = self.value_of(entry)
@@ -244,7 +275,7 @@ class Ledger:
         return True
 
     def _retire(self, nodes: list[LedgerNode]) -> None:
-        for node in sorted(nodes, key=lambda one: one.last_access_time):
+        for node in sorted(nodes, key=lambda one: (one.last_access_time, one.id)):
             self._retirements += 1
             node.entry.retirement = self._retirements
             self._lowered(node)
@@ -263,12 +294,14 @@ class Ledger:
 
     def drop(self, node: LedgerNode) -> None:
         """`node`, a leaf, leaves the tree."""
-        parent = node.parent
         for owner in node.entry.owners:
             if node in owner.tips:
                 owner.tips.discard(node)
-                if parent is not None and parent.parent is not None:
-                    owner.tips.add(parent)
+                above = node.parent
+                while above.parent is not None and owner not in above.entry.owners:  # it had MAX_OWNERS others
+                    above = above.parent
+                if above.parent is not None:
+                    owner.tips.add(above)
         node.entry = Entry()
 
     def change(self, combine: Combine, strict: bool, nodes: Iterable[LedgerNode]) -> None:
@@ -292,15 +325,16 @@ class Ledger:
 
     def nodes_of(self, owner: Owner) -> Iterator[LedgerNode]:
         """The nodes that `owner` owns, each once, in no order."""
-        seen: set[LedgerNode] = set()
-        for tip in owner.tips:
-            node = tip
-            while node.parent is not None and node not in seen:
-                seen.add(node)
-                node = node.parent
-        for node in seen:
-            if owner in node.entry.owners:
-                yield node
+        return (node for node in self._paths(owner) if owner in node.entry.owners)
+
+    def _paths(self, owner: Owner) -> Iterable[LedgerNode]:
+        """The nodes from the owner's tips up, path by path. Those with MAX_OWNERS others are among them."""
+        seen: dict[LedgerNode, None] = {}
+        for node in owner.tips:
+            while node not in seen and (above := node.parent) is not None:
+                seen[node] = None
+                node = above
+        return seen
 
     def is_retired(self, entry: Entry) -> bool:
         """No active workflow owns it, some ended one did, and it is no dormant anchor (or `strict`)."""
@@ -309,28 +343,43 @@ class Ledger:
     def value_of(self, entry: Entry) -> int:
         """The value of a node by its definition."""
         values = [worth(owner.table, mask, self.combine) for owner, mask in entry.owners.items()]
-        if self.combine is Combine.SUM:
+        if self.combine is _SUM:
             return sum(values)
         return max(values, default=0)
 
     def facts(self, node: LedgerNode) -> NodeFacts:
         """What a policy may know of the node."""
         entry = node.entry
+        owners, past = entry.owners, entry.past
+        # By position and without calls where none is needed: this is most of the price of a victim.
         return NodeFacts(
-            retired=self.is_retired(entry),
-            retirement=entry.retirement,
-            shared=entry.shared,
-            known=entry.tables > 0,
-            value=entry.value,
-            tokens=len(node.key),
-            last_access=float(node.last_access_time),
-            touched_at=entry.touched_at,
+            not owners and self.is_retired(entry),
+            entry.retirement,
+            past + len(owners) > 1,
+            entry.tables > 0,
+            entry.value,
+            len(node.key),
+            float(node.last_access_time),
+            entry.touched_at,
         )
 
 
-def worth(table: Mapping[int, int] | None, mask: int, combine: Combine = Combine.SUM) -> int:
+def worth(table: Mapping[int, int] | None, mask: int, combine: Combine = _SUM) -> int:
     """What one owner's table gives a node that the agents in `mask` have used."""
     if not table:
         return 0
-    values = [value for bit, value in table.items() if bit & mask]
-    return sum(values) if combine is Combine.SUM else max(values, default=0)
+    if combine is _MAX:
+        return max([value for bit, value in table.items() if bit & mask], default=0)
+    total = 0
+    for bit, value in table.items():
+        if bit & mask:
+            total += value
+    return total
+
+
+def _difference(before: Mapping[int, int] | None, after: Mapping[int, int] | None) -> dict[int, int]:
+    """By how much each agent's value differs, for those whose value does."""
+    changes = dict(after or ())
+    for bit, value in (before or {}).items():
+        changes[bit] = changes.get(bit, 0) - value
+    return {bit: change for bit, change in changes.items() if change}

@@ -3,6 +3,7 @@
 A heap with lazy repair. A key that has risen since its item was pushed is noticed when the item comes up, and pushed
 again; a key that may have *fallen* must be told (`lowered`). So the item of every member has a key that is not above
 the member's own, and the first item whose key is right is the victim. O(log n) a change; an eviction rebuilds nothing.
+Ties of keys end in `node.id`: the victim is the same on every tensor-parallel rank, whatever order its sets are in.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class VictimQueue(set[Any]):
         self._changes_at = changes_at
         self._clock = clock
         self._slot = slot
-        self._heap: list[tuple[Key, int, Any]] = []
+        self._heap: list[tuple[Key, int, int, Any]] = []
         self._items = 0
         self._stands_until = float("-inf")
 
@@ -55,20 +56,18 @@ class VictimQueue(set[Any]):
     def first(self) -> Any | None:
         """The member with the lowest key, None when there is none. It stays a member."""
         now = self._clock()
-        if now >= self._stands_until or len(self._heap) > 4 * len(self) + _SLACK:
+        if now >= self._stands_until or self._crowded():
             self.rebuild()
         heap, slot = self._heap, self._slot
         while heap:
-            key, item, node = heap[0]
+            key, _, item, node = heap[0]
             if node not in self or getattr(node.entry, slot) != item:
                 heapq.heappop(heap)
                 continue
             current = self.key(node, now)
             if current == key:
                 return node
-            self._items += 1
-            setattr(node.entry, slot, self._items)
-            heapq.heapreplace(heap, (current, self._items, node))
+            heapq.heapreplace(heap, self._item(node, current))
         return None
 
     def set_aside(self, node: Any) -> None:
@@ -76,22 +75,30 @@ class VictimQueue(set[Any]):
         setattr(node.entry, self._slot, 0)
 
     def rebuild(self) -> None:
-        """Every member with its key of now: after a change of policy, or when time has changed the order."""
+        """Every member with its key of now: after a change of policy, or when time has changed the order.
+
+        What is set aside stays so.
+        """
         now = self._clock()
         self._stands_until = self._changes_at(now)
-        self._heap.clear()
-        for node in self:
-            self._items += 1
-            setattr(node.entry, self._slot, self._items)
-            self._heap.append((self.key(node, now), self._items, node))
+        self._heap = [self._item(node, self.key(node, now)) for node in self if getattr(node.entry, self._slot)]
         heapq.heapify(self._heap)
 
     def in_order(self) -> list[Any]:
         """All members by their keys, by sorting: what `first` must agree with."""
         now = self._clock()
-        return sorted(self, key=lambda node: self.key(node, now))
+        return sorted(self, key=lambda node: (self.key(node, now), node.id))
 
     def _push(self, node: Any, now: float) -> None:
+        heapq.heappush(self._heap, self._item(node, self.key(node, now)))
+        if self._crowded():  # a cache with room asks for no victim for hours, and outdated items keep dead nodes alive
+            self.rebuild()
+
+    def _item(self, node: Any, key: Key) -> tuple[Key, int, int, Any]:
+        """A new item of the heap, which takes the place of the node's older ones."""
         self._items += 1
         setattr(node.entry, self._slot, self._items)
-        heapq.heappush(self._heap, (self.key(node, now), self._items, node))
+        return key, node.id, self._items, node
+
+    def _crowded(self) -> bool:
+        return len(self._heap) > 4 * len(self) + _SLACK

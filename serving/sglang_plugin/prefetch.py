@@ -108,7 +108,7 @@ class Prefetcher:
 
     def is_loading(self, node: Any) -> bool:
         """Whether one of our loads fills a node of this path."""
-        while node.parent is not None:
+        while self._loading and node.parent is not None:
             if node.load_back_pending_id in self._loading:
                 return True
             node = node.parent
@@ -151,9 +151,9 @@ class Prefetcher:
         missing = _missing(target)
         wanted = sum(len(node.key) for node in missing)
         smallest = self._cache.load_back_threshold
-        if wanted < smallest:
-            return 0, "rejected", f"{wanted} tokens are too few to load; the least is {smallest}"
         at_most = min(wanted, order.max_tokens, self._most_saved)
+        if at_most < smallest:  # deferred, it would hold up the others until it expires
+            return 0, "rejected", f"{at_most} tokens are too few to load; the least is {smallest}"
         if self._saved < at_most:
             return 0, "deferred", "the link is busy"
         fitting = self._fitting(missing, min(self._make_room(at_most), at_most))

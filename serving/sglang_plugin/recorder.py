@@ -12,7 +12,15 @@ import sys
 import time
 from typing import Any
 
-from cache_actor.messages import Beat, CallStarted, Message, MessageError, RequestIdentity, identity_from_fields
+from cache_actor.messages import (
+    Beat,
+    CallStarted,
+    Message,
+    MessageError,
+    RequestIdentity,
+    identity_fields,
+    identity_from_fields,
+)
 from serving.sglang_plugin.channel import ADDRESS_VARIABLE, EventSender
 from serving.sglang_plugin.guard import guarded
 
@@ -99,6 +107,17 @@ def _tp_rank() -> int:
 
     rank: int = get_parallel().tp_rank
     return rank
+
+
+def kv_hints(identity: RequestIdentity, call: str) -> dict[str, Any]:
+    """A KV-hint envelope that carries an identity: what `identity_of` reads in the scheduler."""
+    action = {
+        "action_id": f"{call}-identity",
+        "action_type": IDENTITY_ACTION,
+        "action_version": IDENTITY_VERSION,
+        "payload": {"fields": identity_fields(identity)},
+    }
+    return {"protocol_version": "1", "message_id": call, "actions": [action]}
 
 
 def identity_of(kv_hints: Any) -> RequestIdentity | None:

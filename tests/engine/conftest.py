@@ -53,7 +53,7 @@ class EngineUnderTest:
         self.started_calls: dict[str, CallStarted] = {}
         self.announced: list[int] = []
         self.last_beat = 0.0
-        self._plan = 0
+        self.plan = 0
         self.health = EngineHealth(HealthConfig(), time.monotonic())
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -102,9 +102,9 @@ class EngineUnderTest:
 
     def apply(self, **fields: Any) -> EngineReport:
         """Applies a plan of these fields; what the engine reports."""
-        self._plan += 1
+        self.plan += 1
         plan = EnginePlan(
-            **({"time_to_live_s": 60.0, "ends": [], "tables": {}, "prefetches": []} | fields), plan=self._plan
+            **({"time_to_live_s": 60.0, "ends": [], "tables": {}, "prefetches": []} | fields), plan=self.plan
         )
         return self.run(self.plans.apply(encode(plan)))  # type: ignore[no-any-return]
 
@@ -123,6 +123,7 @@ class EngineUnderTest:
 
     def close(self) -> None:
         self.engine.shutdown()
+        self.plans.close()
         self._directory.remove()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
@@ -143,22 +144,26 @@ def shared_engine() -> Iterator[EngineUnderTest]:
 @pytest.fixture(scope="session")
 def plain_answers() -> dict[str, str]:
     """What SGLang's own cache, without a host tier, answers to the mixed prompts: an engine in a process of its own."""
-    from test_cache_policy import mixed_prompts
-
     plain = CONFIG.model_copy(
         update={
             "cache": CacheConfig(backend="sglang"),
             "engine": {**CONFIG.engine, "enable_hierarchical_cache": False, "max_total_tokens": 40_000},
         }
     )
-    script = Path(__file__).with_name("answer_prompts.py")
-    job = json.dumps({"config": plain.model_dump(mode="json"), "prompts": mixed_prompts()})
+    answers: dict[str, str] = run_engine(plain, "one by one")["answers"]
+    return answers
+
+
+def run_engine(config: AppConfig, job: str) -> dict[str, Any]:
+    """Does a job with an engine in a process of its own (a machine's CPU platform is chosen once a process)."""
+    script = Path(__file__).with_name("engine_job.py")
+    said = json.dumps({"config": config.model_dump(mode="json"), "job": job})
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)], input=job, capture_output=True, text=True, timeout=300
+        [sys.executable, "-W", "ignore", str(script)], input=said, capture_output=True, text=True, timeout=400
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    answers: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
-    return answers
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
 
 @pytest.fixture

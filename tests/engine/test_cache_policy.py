@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import random
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import DEVICE_TOKENS, EngineUnderTest
+from conftest import CONFIG, DEVICE_TOKENS, EngineUnderTest, run_engine
+from mixed_load import mixed_load, tokens
 
-from cache_actor.messages import EnginePlan, PrefetchOrder, encode
+from cache_actor.messages import PrefetchOrder
 from cache_actor.policies import VALUE_ONE
 
 AGENT_TOKENS = 200
 OWN_TOKENS = 300
-
-
-def tokens(seed: int, count: int) -> list[int]:
-    """Different seeds have no beginning in common."""
-    source = random.Random(seed)
-    return [seed % 1900 + 1, *(source.randrange(1, 2000) for _ in range(count - 1))]
 
 
 def ask(engine: EngineUnderTest, prompt: list[int], workflow: str, agent: str = "agent", final: bool = False) -> int:
@@ -47,6 +39,13 @@ def _lifecycle_again(engine: EngineUnderTest) -> Iterator[None]:
     yield
     assert engine.ask("check") == {"consistent": True}
     engine.apply(policy="lifecycle", ends=[w for node in engine.ask("dump")["nodes"] for w in node["owners"]])
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "two tensor-parallel ranks": {"tp_size": 2},
+    "pages of 16, overlap scheduling": {"page_size": 16, "disable_overlap_schedule": False},
+    "no host tier": {"enable_hierarchical_cache": False},
+}
 
 
 class TestLifecycle:
@@ -106,7 +105,7 @@ class TestForecasts:
         assert "no such policy" in refused.reason
         assert engine.ask("report")["policy"] != "no such policy"
         first = engine.apply()
-        engine._plan -= 1
+        engine.plan -= 1
         again = engine.apply()
         assert first.accepted
         assert not again.accepted
@@ -198,56 +197,21 @@ def fill_with_value(engine: EngineUnderTest, count: int, first_seed: int = 1000)
 class TestEquality:
     def test_answers_are_those_of_a_plain_engine(self, engine: EngineUnderTest, plain_answers: dict[str, str]) -> None:
         """200 mixed prompts: shared prefixes, evictions, host hits, prefetches, aborts, ends, forecasts by chance."""
-        asked = mixed_prompts()
-
-        async def run(name: str, prompt: list[int], index: int) -> tuple[str, str]:
-            who = {"workflow": f"w{index % 17}", "agent": f"a{index % 3}", "final": index % 11 == 0}
-            body = {"prompt": prompt, "max_tokens": 6, "temperature": 0}
-            if index % 13 == 0:
-                parts = engine.parts({**body, "stream": True, "max_tokens": 400, "ignore_eos": True}, "completion")
-                await anext(parts)
-                await parts.aclose()  # type: ignore[attr-defined]
-            reply = await anext(engine.parts(body, "completion", **who))
-            return name, reply.body.decode()  # type: ignore[union-attr]
-
-        async def all_of_them() -> dict[str, str]:
-            answers: dict[str, str] = {}
-            names = list(asked)
-            source = random.Random(3)
-            for start in range(0, len(names), 5):
-                await engine.plans.apply(encode(random_plan(source, start)))
-                batch = [run(name, asked[name], start + i) for i, name in enumerate(names[start : start + 5])]
-                answers.update(await asyncio.gather(*batch))
-            return answers
-
-        answers = engine.run(all_of_them(), timeout=300)
-        said = {name: json.loads(body)["choices"][0]["text"] for name, body in answers.items()}
-        engine._plan = 1_000_000  # the plans above had numbers of their own
-        counters = engine.ask("report")["counters"]
-        assert said == plain_answers
+        answers = engine.run(mixed_load(engine), timeout=300)
+        counters = engine.ask("figures")["counters"]
+        assert answers == plain_answers
         assert counters["evicted_device_retired"] > 0
         assert counters["evicted_device_low_value"] > 0
         assert counters["hit_host"] > 0
         assert counters["prefetch_loaded"] > 0
         assert counters.get("active_evictions_by_prefetch", 0) == 0
 
-
-def random_plan(source: random.Random, start: int) -> EnginePlan:
-    workflows = [f"w{i}" for i in range(17)]
-    tables = {w: {f"a{i}": source.randrange(VALUE_ONE) for i in range(3)} for w in source.sample(workflows, 5)}
-    orders = [
-        PrefetchOrder(start * 10 + i, source.choice(workflows), f"a{i}", source.randrange(VALUE_ONE), 500)
-        for i in range(3)
-    ]
-    return EnginePlan(900_000 + start, 5.0, source.sample(workflows, 1), dict(tables), orders, "lookahead", {})
-
-
-def mixed_prompts() -> dict[str, list[int]]:
-    source = random.Random(7)
-    anchors = [tokens(100 + i, 120) for i in range(4)]
-    contexts = [tokens(200 + i, 150) for i in range(12)]
-    prompts: dict[str, list[int]] = {}
-    for i in range(200):
-        prompt = source.choice(anchors) + source.choice(contexts)[: source.randrange(20, 150)]
-        prompts[f"prompt-{i}"] = prompt + tokens(source.randrange(60), source.randrange(1, 80))
-    return prompts
+    @pytest.mark.parametrize("variant", VARIANTS)
+    def test_answers_are_those_of_a_plain_engine_in_every_mode(
+        self, variant: str, plain_answers: dict[str, str]
+    ) -> None:
+        done = run_engine(CONFIG.model_copy(update={"engine": CONFIG.engine | VARIANTS[variant]}), "mixed")
+        assert done["answers"] == plain_answers
+        assert done["check"] == {"consistent": True}
+        assert done["counters"].get("active_evictions_by_prefetch", 0) == 0
+        assert sum(count for name, count in done["counters"].items() if name.startswith("evicted_device")) > 0

@@ -60,7 +60,7 @@ def run_tool(*command: str | Path) -> str:
     """Runs a command against the server's cluster as the README says to, with Ray's token; what it printed."""
     done = subprocess.run(
         [str(part) for part in command],
-        env=os.environ | {"RAY_AUTH_MODE": "token"},
+        env=os.environ | {"RAY_AUTH_MODE": "token", "COLUMNS": "200"},
         capture_output=True,
         text=True,
         timeout=180,

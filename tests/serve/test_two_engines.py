@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -129,6 +130,7 @@ class TestLeaving:
 
         asyncio.run(leave())
         eventually(lambda: not busy(server), "the engine is free again", 15)
+        assert "never retrieved" not in server.log()
 
 
 def busy(server: Server) -> bool:
@@ -173,6 +175,35 @@ class TestIdentity:
             "tenant": "acme",
             "source": "header",
         }
+
+
+class TestCache:
+    def test_the_end_of_a_workflow_reaches_its_engine(self, server: Server) -> None:
+        reply = server.chat("A text of its own, to be retired soon. " * 5, {"x-workflow-id": "short-lived"})
+        engine = reply.headers["x-engine-id"]
+
+        def states() -> list[str]:
+            nodes = server.http.get(f"/v1/engines/{engine}/cache").json()["nodes"]
+            return [node["state"] for node in nodes if "short-lived" in node["owners"]]
+
+        assert states()
+        server.http.delete("/v1/workflows/short-lived")
+        eventually(lambda: not states(), "the workflow owns nothing any more", 10)
+
+    def test_a_person_can_look_and_the_books_are_right(self, server: Server) -> None:
+        server.chat("Something to look at", {"x-workflow-id": "looked-at", "x-agent-name": "viewer"})
+        forecache = Path(sys.executable).with_name("forecache")
+        url = ("--base-url", f"{server.url}/v1")
+        assert "looked-at: viewer" in run_tool(forecache, "engine", "dump", *url)
+        assert run_tool(forecache, "engine", "check", *url).count("consistent") == 2
+        cache = server.engines()[0]["cache"]
+        assert cache["policy"] == "lifecycle"
+        assert cache["counters"]["computed"] > 0
+
+    def test_bad_questions_are_errors(self, server: Server) -> None:
+        engine = server.engines()[0]["id"]
+        assert server.http.get("/v1/engines/nobody/cache").status_code == 404
+        assert server.http.get(f"/v1/engines/{engine}/cache?what=everything").json()["error"]["param"] == "what"
 
 
 class TestLimits:

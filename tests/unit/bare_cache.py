@@ -78,7 +78,7 @@ class BareCache:
         if workflow is None:
             self.cache.ledger.touch_unnamed(node, self.now)
             return
-        owner = self.cache.ledger.owner(workflow, self.now)
+        owner = self.cache.ledger.owner(workflow)
         self.cache.ledger.touch(node, owner, self.cache.ledger.bit(agent), self.now)
 
     def cached(self, tokens: list[int]) -> int:

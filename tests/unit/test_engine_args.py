@@ -14,6 +14,7 @@ from serving.engine_args import (
     CPU_DEFAULTS,
     CPU_HICACHE_DEFAULTS,
     OWNED,
+    SGLANG_EVICTION,
     EngineArgumentError,
     check_engine_arguments,
     engine_arguments,
@@ -172,6 +173,14 @@ class TestEngineArguments:
     def test_a_config_can_have_sglangs_own_cache(self) -> None:
         plain = AppConfig.model_validate({"cache": {"backend": "sglang"}})
         assert "radix_cache_backend" not in engine_arguments(plain, "/model", on_cpu=True)
+
+    @pytest.mark.parametrize("name", SGLANG_EVICTION)
+    def test_sglangs_eviction_orders_go_with_sglangs_cache_alone(self, name: str) -> None:
+        value = "lfu" if name == "radix_eviction_policy" else True
+        with pytest.raises(EngineArgumentError, match=name):
+            engine_arguments(config(**{name: value}), "/model", on_cpu=True)
+        plain = AppConfig.model_validate({"cache": {"backend": "sglang"}, "engine": {name: value}})
+        assert engine_arguments(plain, "/model", on_cpu=True)[name] == value
 
     @pytest.mark.parametrize("name", CPU_DEFAULTS)
     def test_a_config_overrides_each_cpu_default(self, name: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -12,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -25,6 +23,7 @@ from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
 from serving.logs import log_through_serve
 from serving.plan_sender import PlanSender
+from serving.processes import end_processes
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
 
@@ -36,7 +35,6 @@ logger = logging.getLogger("forecache")
 _MONITOR_PERIOD_S = 0.5
 _LAST_WORDS_S = 0.5
 _RECENT_CALLS = 256
-_END_LIMIT_S = 30
 _FIGURES_LIMIT_S = 1.0
 
 
@@ -239,22 +237,6 @@ class Parts:
                 yield b"".join(chunks)
             if self._ended and not self._untaken:
                 return
-
-
-def end_processes() -> None:
-    """Ends every child of this process. The semaphores they leave behind are removed.
-
-    That is the work of Python's resource tracker, a child as well, and the only one that may end by itself: SGLang's
-    shutdown kills it with the others, and the semaphores stay in /dev/shm.
-    """
-    tracker: Any = resource_tracker._resource_tracker
-    children = [child for child in psutil.Process().children(recursive=True) if child.pid != tracker._pid]
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    _, alive = psutil.wait_procs(children, timeout=_END_LIMIT_S)
-    if not alive:  # a living child would keep the tracker waiting
-        tracker._stop()
 
 
 def _title(pid: int) -> str:

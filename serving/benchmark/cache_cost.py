@@ -134,9 +134,9 @@ class HandMade:
     def _key(self, node: Any, now: float) -> Key:
         return self.policy.key(self.ledger.facts(node), now)
 
-    def _lowered(self, node: Any) -> None:
+    def _lowered(self, nodes: list[Any]) -> None:
         for queue in self.queues.values():
-            queue.lowered(node)
+            queue.lowered(nodes)
 
     def chains_of(self, number: int) -> list[list[Node]]:
         first = number // self.sharers * AGENTS

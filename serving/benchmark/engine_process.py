@@ -25,6 +25,7 @@ import psutil
 
 from cache_actor.messages import RequestIdentity
 from serving.config import AppConfig
+from serving.processes import end_processes
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
 from serving.sglang_plugin.recorder import kv_hints
@@ -180,6 +181,7 @@ async def _serve(pipe: Connection, config: AppConfig) -> None:
         if reading is not None:
             reading.cancel()
         if engine is not None:
+            end_processes()
             engine.shutdown()
         directory.remove()
         os._exit(0)  # SGLang's tasks in this loop outlive their engine, and their cancellation

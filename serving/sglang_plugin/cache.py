@@ -127,8 +127,7 @@ class ForecacheFullComponent(FullComponent):
 
     def _evict_device_end(self) -> None:
         queue = self.tree_core.evictable_device_leaves
-        for node in self._passed_over:
-            queue.lowered(node)
+        queue.lowered(self._passed_over)
         self._passed_over = []
 
     def drive_host_eviction(
@@ -349,9 +348,9 @@ class ForecacheCache(UnifiedRadixCache):
     def _key(self, node: UnifiedTreeNode, now: float) -> Key:
         return self.policy.key(self.ledger.facts(node), now)
 
-    def _lowered(self, node: Any) -> None:
+    def _lowered(self, nodes: list[Any]) -> None:
         for queue in self.queues.values():
-            queue.lowered(node)
+            queue.lowered(nodes)
 
 
 def _recency(node: UnifiedTreeNode, now: float) -> Key:

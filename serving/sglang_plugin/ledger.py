@@ -86,7 +86,7 @@ class Ledger:
     Args:
         combine: how a node's value comes from its owners' (the policy says).
         strict: whether a dormant anchor (shared, no active owner) counts as retired.
-        lowered: told of every node whose policy key may have fallen: its value sank, or it retired.
+        lowered: told of the nodes whose policy keys may have fallen: their values sank, or they retired.
         max_workflows: active workflows; beyond it the one without a call for longest is ended.
     """
 
@@ -94,7 +94,7 @@ class Ledger:
         self,
         combine: Combine,
         strict: bool,
-        lowered: Callable[[LedgerNode], None],
+        lowered: Callable[[list[LedgerNode]], None],
         max_workflows: int = 10_000,
     ) -> None:
         self.combine = combine
@@ -192,7 +192,7 @@ class Ledger:
         if not mask:
             entry.tables += 1
             if entry.tables == 1:  # until now its value was a guess, which may have been the higher one
-                self._lowered(node)
+                self._lowered([node])
 
     def set_table(self, workflow: str, table: Mapping[str, int] | None) -> None:
         """New values for a workflow's agents; None takes them back. Touches the workflow's nodes alone.
@@ -206,37 +206,48 @@ class Ledger:
         after = None if table is None else self._by_bit(table)
         owner.table = after
         known = (after is not None) - (before is not None)
-        changes = _difference(before, after)
+        if self.combine is _SUM:
+            self._lowered(self._add_difference(owner, _difference(before, after), known))
+        else:
+            self._lowered(self._take_best(owner, known))
+
+    def _add_difference(self, owner: Owner, changes: dict[int, int], known: int) -> list[LedgerNode]:
+        """Adds what a table has changed to the owner's nodes; those whose keys may have fallen."""
+        fallen: list[LedgerNode] = []
         deltas = dict(changes)  # by mask; that of one agent is its bit
-        summed = self.combine is _SUM
-        lowered = self._lowered
         old = step = new = 0
         for node in self._paths(owner):
             entry = node.entry
             try:
-                mask = entry.owners[owner]
-            except KeyError:  # it had MAX_OWNERS others
-                continue
+                delta = deltas[entry.owners[owner]]
+            except KeyError:
+                mask = entry.owners.get(owner)
+                if mask is None:  # it had MAX_OWNERS others
+                    continue
+                delta = deltas[mask] = worth(changes, mask)
+            if delta:
+                value = entry.value
+                if value != old or delta != step:
+                    old, step, new = value, delta, value + delta
+                entry.value = new  # neighbours that are worth the same share the object
+                if delta < 0:
+                    fallen.append(node)
             if known:
                 entry.tables += known
-            if summed:
-                if mask in deltas:
-                    delta = deltas[mask]
-                else:
-                    delta = deltas[mask] = worth(changes, mask)
-                if delta:
-                    if entry.value != old or delta != step:
-                        old, step = entry.value, delta
-                        new = old + delta
-                    entry.value = new  # neighbours that are worth the same share the object
-                if delta < 0 or known:
-                    lowered(node)
-            else:
-                value = self.value_of(entry)
-                sank = value < entry.value
-                entry.value = value
-                if sank or known:
-                    lowered(node)
+                fallen.append(node)
+        return fallen
+
+    def _take_best(self, owner: Owner, known: int) -> list[LedgerNode]:
+        """Looks anew for the best value of each of the owner's nodes; those whose keys may have fallen."""
+        fallen: list[LedgerNode] = []
+        for node in self.nodes_of(owner):
+            entry = node.entry
+            entry.tables += known
+            value = self.value_of(entry)
+            if value < entry.value or known:
+                fallen.append(node)
+            entry.value = value
+        return fallen
 
     def _by_bit(self, table: Mapping[str, int]) -> dict[int, int]:
         values: dict[int, int] = {}
@@ -253,6 +264,7 @@ class Ledger:
         if owner is None:
             return False
         retired: list[LedgerNode] = []
+        fallen: list[LedgerNode] = []
         for node in list(self.nodes_of(owner)):
             entry = node.entry
             mask = entry.owners.pop(owner)
@@ -267,7 +279,8 @@ class Ledger:
             if self.is_retired(entry):
                 retired.append(node)
             else:
-                self._lowered(node)
+                fallen.append(node)
+        self._lowered(fallen)
         owner.tips.clear()
         owner.table = None
         owner.ended = True
@@ -275,10 +288,11 @@ class Ledger:
         return True
 
     def _retire(self, nodes: list[LedgerNode]) -> None:
-        for node in sorted(nodes, key=lambda one: (one.last_access_time, one.id)):
+        in_order = sorted(nodes, key=lambda one: (one.last_access_time, one.id))
+        for node in in_order:
             self._retirements += 1
             node.entry.retirement = self._retirements
-            self._lowered(node)
+        self._lowered(in_order)
 
     def split(self, upper: LedgerNode, lower: LedgerNode) -> None:
         """`lower` was split, and `upper` is the new node above it: what used the one used the other."""
@@ -290,7 +304,7 @@ class Ledger:
         target.tables = source.tables
         target.retirement = source.retirement
         target.touched_at = source.touched_at
-        self._lowered(lower)  # it has fewer tokens now
+        self._lowered([lower])  # it has fewer tokens now
 
     def drop(self, node: LedgerNode) -> None:
         """`node`, a leaf, leaves the tree."""

@@ -9,7 +9,7 @@ Ties of keys end in `node.id`: the victim is the same on every tensor-parallel r
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from cache_actor.policies.base import Key
@@ -41,6 +41,7 @@ class VictimQueue(set[Any]):
         self._slot = slot
         self._heap: list[tuple[Key, int, int, Any]] = []
         self._items = 0
+        self._fallen: set[Any] = set()
         self._stands_until = float("-inf")
 
     def add(self, node: Any) -> None:
@@ -48,16 +49,19 @@ class VictimQueue(set[Any]):
             super().add(node)
             self._push(node, self._clock())
 
-    def lowered(self, node: Any) -> None:
-        """The node's key may have fallen; costs nothing for a node that is no member."""
-        if node in self:
-            self._push(node, self._clock())
+    def lowered(self, nodes: Iterable[Any]) -> None:
+        """The nodes' keys may have fallen. Little is done until the next victim is asked for."""
+        self._fallen.update(nodes)
+        if len(self._fallen) > 4 * len(self) + _SLACK:
+            self._settle()
 
     def first(self) -> Any | None:
         """The member with the lowest key, None when there is none. It stays a member."""
         now = self._clock()
         if now >= self._stands_until or self._crowded():
             self.rebuild()
+        elif self._fallen:
+            self._settle()
         heap, slot = self._heap, self._slot
         while heap:
             key, _, item, node = heap[0]
@@ -70,6 +74,13 @@ class VictimQueue(set[Any]):
             heapq.heapreplace(heap, self._item(node, current))
         return None
 
+    def _settle(self) -> None:
+        """Gives the members among the fallen items with their keys of now."""
+        now, fallen = self._clock(), self._fallen
+        self._fallen = set()
+        for node in self & fallen:
+            self._push(node, now)
+
     def set_aside(self, node: Any) -> None:
         """Passes over a member until it is `lowered` or added again: it could not be evicted this time."""
         setattr(node.entry, self._slot, 0)
@@ -77,11 +88,13 @@ class VictimQueue(set[Any]):
     def rebuild(self) -> None:
         """Every member with its key of now: after a change of policy, or when time has changed the order.
 
-        What is set aside stays so.
+        What is set aside stays so, unless it has been lowered since.
         """
-        now = self._clock()
+        now, fallen = self._clock(), self._fallen
+        self._fallen = set()
         self._stands_until = self._changes_at(now)
-        self._heap = [self._item(node, self.key(node, now)) for node in self if getattr(node.entry, self._slot)]
+        members = [node for node in self if getattr(node.entry, self._slot) or node in fallen]
+        self._heap = [self._item(node, self.key(node, now)) for node in members]
         heapq.heapify(self._heap)
 
     def in_order(self) -> list[Any]:

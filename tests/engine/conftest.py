@@ -21,6 +21,7 @@ from serving.calls import EngineCall, Kind, Reply
 from serving.config import AppConfig, CacheConfig, HealthConfig, ModelConfig, RandomQwen3Config
 from serving.health import EngineHealth
 from serving.plan_sender import PlanSender
+from serving.processes import end_processes
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
 
@@ -122,6 +123,7 @@ class EngineUnderTest:
         self.run(flushed())
 
     def close(self) -> None:
+        end_processes()
         self.engine.shutdown()
         self.plans.close()
         self._directory.remove()

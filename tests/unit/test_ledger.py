@@ -42,7 +42,7 @@ class Tree:
 
     def __init__(self, combine: Combine = Combine.SUM, strict: bool = False, salt: int = 0, **limits: int) -> None:
         self.lowered: list[Node] = []
-        self.ledger = Ledger(combine, strict, self.lowered.append, **limits)  # type: ignore[arg-type]
+        self.ledger = Ledger(combine, strict, self.lowered.extend, **limits)  # type: ignore[arg-type]
         self.salt = salt
         self.numbers = itertools.count()
         self.root = self.node(None)

@@ -92,7 +92,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(number=NODES)
     def lowered(self, number: int) -> None:
-        self.queue.lowered(self.nodes[number])
+        self.queue.lowered([self.nodes[number]])
         if number in self.members:
             self.aside.discard(number)
         assert is_bounded(self.queue)
@@ -137,7 +137,7 @@ class TestEveryRankChoosesTheSame:
         for node in nodes:  # the order in which a ledger's set of nodes would have them
             queue.add(node)
         for node in nodes:
-            queue.lowered(node)
+            queue.lowered([node])
         clock.now = PERIOD_S / 2
         gone: list[int] = []
         while (first := queue.first()) is not None:
@@ -190,7 +190,7 @@ class TestBounds:
         for node in nodes:
             queue.add(node)
         for node, _ in itertools.product(nodes, range(1000)):
-            queue.lowered(node)
+            queue.lowered([node])
             assert is_bounded(queue)
 
     def test_nodes_that_are_gone_are_let_go(self) -> None:
@@ -213,7 +213,7 @@ class TestBounds:
             for node in nodes:
                 node.rank = rank
                 queue.add(node)
-                queue.lowered(node)
+                queue.lowered([node])
         offered: list[int] = []
         while (victim := queue.first()) is not None:
             queue.set_aside(victim)

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from conftest import EngineUnderTest
+from engine_under_test import EngineUnderTest
 from mixed_load import mixed_load, mixed_prompts
 
 from serving.config import AppConfig

@@ -11,7 +11,7 @@ from cache_actor.messages import EnginePlan, PrefetchOrder, encode
 from cache_actor.policies import VALUE_ONE
 
 if TYPE_CHECKING:
-    from conftest import EngineUnderTest
+    from engine_under_test import EngineUnderTest
 
 
 async def mixed_load(engine: EngineUnderTest) -> dict[str, str]:

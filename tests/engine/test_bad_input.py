@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from conftest import EngineUnderTest
+from engine_under_test import EngineUnderTest
 
 CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
 PROMPT: dict[str, Any] = {"prompt": "Hi", "max_tokens": 3}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from conftest import CONFIG, DEVICE_TOKENS, EngineUnderTest, run_engine
+from engine_under_test import CONFIG, DEVICE_TOKENS, EngineUnderTest, run_engine
 from mixed_load import mixed_load, tokens
 
 from cache_actor.messages import PrefetchOrder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from conftest import DEVICE_TOKENS, EngineUnderTest
+from engine_under_test import DEVICE_TOKENS, EngineUnderTest
 
 PROMPT_TOKENS = 300
 PROMPTS = [[(7 * i + 13 * j) % 2000 + 1 for j in range(PROMPT_TOKENS)] for i in range(12)]

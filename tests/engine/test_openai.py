@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 import pytest
-from conftest import EngineUnderTest, new_call
+from engine_under_test import EngineUnderTest, new_call
 
 HI: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Tell me something"}],

@@ -9,7 +9,7 @@ import time
 
 import httpx
 import psutil
-from conftest import MODEL, Server, eventually, is_alive
+from running_server import MODEL, Server, eventually, is_alive
 
 RESTART_LIMIT_S = 60 + 60
 

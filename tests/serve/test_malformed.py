@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from conftest import MODEL, Server
+from running_server import MODEL, Server
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"

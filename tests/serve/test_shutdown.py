@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import psutil
-from conftest import ENGINE, RANDOM_MODEL, Server, eventually, is_alive, leftovers, run_tool
+from running_server import ENGINE, RANDOM_MODEL, Server, eventually, is_alive, leftovers, run_tool
 
 SERVE = Path(sys.executable).parent / "serve"
 

@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from conftest import MODEL, Server, eventually, run_tool
+from running_server import MODEL, Server, eventually, run_tool
 
 from serving.client import agent, workflow
 

@@ -24,6 +24,7 @@ import logging
 import secrets
 import threading
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -90,14 +91,16 @@ def current() -> Current:
     return Current(tag.workflow, tag.agent, tag.parent)
 
 
-class _Block:
+class _Block(ABC):
     """Changes the tag inside it: `with`, `async with`, or a decorator that enters anew for each call."""
 
+    @abstractmethod
     def _inside(self, outer: _Tag) -> _Tag:
-        raise NotImplementedError
+        """The tag that is in force inside this block, given the one outside it."""
 
+    @abstractmethod
     def _anew(self) -> Self:
-        raise NotImplementedError
+        """A block like this one that has not been entered."""
 
     def _enter(self) -> None:
         _install()

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 from ray import serve
@@ -26,9 +26,6 @@ from serving.plan_sender import PlanSender
 from serving.processes import end_processes
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger("forecache")
 

@@ -25,6 +25,7 @@ from cache_actor.workflows import State, Workflow, WorkflowRegistry
 from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
+from serving.ends import ENGINE_LOST, tell_ends
 from serving.errors import ApiError, engine_down, invalid_request
 from serving.http import CallStream, identity_headers, new_api, read_json
 from serving.identity import Identified, clean_id, identify
@@ -69,7 +70,8 @@ class Ingress:
         self._inflight = 0
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-        work = (self._expire(), self._meet_engines(), self._tell_ends())
+        # Ends are told from a task of their own, not from within a request: see `engines`.
+        work = (self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end))
         self._tasks = [loop.create_task(one) for one in work]
 
     @api.post("/v1/chat/completions")
@@ -101,7 +103,7 @@ class Ingress:
         # and of two that wait for their engine at once it forgets one.
         found: dict[str, dict[str, Any]] = {}
         for engine in self._placement.engines():
-            with contextlib.suppress(RayError):  # it went in this moment
+            with contextlib.suppress(*ENGINE_LOST):  # it went in this moment
                 answer = await self._queries.status.remote(EngineQuery(engine))
                 found[answer["id"]] = answer  # by its id: for one that is gone another answers
         load = self._placement.load()
@@ -116,7 +118,7 @@ class Ingress:
             raise invalid_request(f"what cannot be {what!r}; choose from {', '.join(CACHE_QUESTIONS)}", param="what")
         try:
             answer: dict[str, Any] = await self._queries.ask.remote(EngineQuery(engine), what)
-        except (RayError, TimeoutError) as error:
+        except ENGINE_LOST as error:
             raise self._down(f"it does not answer ({type(error).__name__})") from error
         return answer
 
@@ -270,12 +272,8 @@ class Ingress:
         """Serve makes the router at the first request; until then nobody here would know of any engine."""
         await self._queries.status.remote(EngineQuery("any"))
 
-    async def _tell_ends(self) -> None:
-        """Tells engines which of their workflows are over. Not from within a request: see `engines`."""
-        while True:
-            engine, workflow_id = await self._ended.get()
-            with contextlib.suppress(RayError, BackPressureError):  # an engine that is gone has forgotten them anyway
-                await self._queries.end_workflows.remote(EngineQuery(engine), [workflow_id])
+    async def _tell_end(self, engine: str, workflows: list[str]) -> None:
+        await self._queries.end_workflows.remote(EngineQuery(engine), workflows)
 
     def _known(self, workflow_id: str) -> Workflow:
         workflow = self._registry.get(clean_id(workflow_id) or workflow_id)

@@ -1,0 +1,52 @@
+"""Ends of workflows reach the engines, also after an engine could not be told of one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    ReplicaUnavailableError,
+    RequestCancelledError,
+)
+
+from serving.ends import tell_ends
+
+LOST = [
+    RayActorError(),
+    RayTaskError("end_workflows", "its traceback", TimeoutError("the scheduler has left messages unread")),
+    BackPressureError(1, 1),
+    DeploymentUnavailableError.__new__(DeploymentUnavailableError),
+    ReplicaUnavailableError.__new__(ReplicaUnavailableError),
+    RequestCancelledError.__new__(RequestCancelledError),
+    TimeoutError(),
+]
+
+
+@pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
+async def test_the_next_end_is_told_after_one_that_could_not_be(error: Exception) -> None:
+    ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+    told: list[tuple[str, list[str]]] = []
+    both = asyncio.Event()
+
+    async def tell(engine: str, workflows: list[str]) -> None:
+        told.append((engine, workflows))
+        if engine == "lost":
+            raise error
+        both.set()
+
+    ended.put_nowait(("lost", "w1"))
+    ended.put_nowait(("well", "w2"))
+    task = asyncio.create_task(tell_ends(ended, tell))
+    waiting = asyncio.create_task(both.wait())
+    await asyncio.wait({task, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
+    assert told == [("lost", ["w1"]), ("well", ["w2"])]
+    assert not task.done()
+    for one in (task, waiting):
+        one.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await one

@@ -7,12 +7,14 @@ decoder accepts exactly that: another version, an unknown kind, a missing field 
 
 from __future__ import annotations
 
-import contextlib
+import builtins
 import dataclasses
 import functools
+import operator
 import reprlib
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,6 +66,13 @@ class CallStarted:
     rid: str
     prompt_tokens: int
     identity: RequestIdentity | None
+
+
+@dataclass(frozen=True, slots=True)
+class CallsStarted:
+    """The calls that reached the scheduler since the last such message, in order."""
+
+    calls: list[CallStarted]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +156,11 @@ class Told:
     text: str
 
 
-Message = Beat | CallStarted | EnginePlan | EngineReport | WorkflowsEnded | Ask | Told
+Message = Beat | CallsStarted | EnginePlan | EngineReport | WorkflowsEnded | Ask | Told
 
 _KINDS: dict[str, type[Message]] = {
     "beat": Beat,
-    "call_started": CallStarted,
+    "calls_started": CallsStarted,
     "plan": EnginePlan,
     "report": EngineReport,
     "ended": WorkflowsEnded,
@@ -159,6 +168,9 @@ _KINDS: dict[str, type[Message]] = {
     "told": Told,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}
+_SCALARS = frozenset({str, int, float, bool, types.NoneType})
+
+T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
@@ -204,45 +216,95 @@ def identity_from_fields(fields: object) -> RequestIdentity:
 
 
 def _fields(message: Any) -> list[Any]:
-    return [_plain(getattr(message, field.name)) for field in dataclasses.fields(message)]
+    return [_plain(value) for value in _getter(type(message))(message)]
 
 
 def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return _fields(value)
-    return [_plain(one) for one in value] if isinstance(value, list) else value
-
-
-T = TypeVar("T")
+    kind = type(value)
+    if kind in _SCALARS or kind is dict:
+        return value
+    return [_plain(one) for one in value] if kind is list else _fields(value)
 
 
 def _build(cls: type[T], values: object) -> T:
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    if not isinstance(values, list) or len(values) != len(fields):
-        raise MessageError(f"{cls.__name__} is a list of {len(fields)} fields, not {reprlib.repr(values)}")
-    hints = _type_hints(cls)  # type: ignore[arg-type]
-    return cls(*(_typed(v, hints[f.name], f"{cls.__name__}.{f.name}") for f, v in zip(fields, values, strict=True)))
+    built: T = _reader(cls)(values, cls.__name__)
+    return built
 
 
-def _typed(value: Any, hint: Any, where: str) -> Any:
-    """`value` as the type that `hint` names, exactly: no bool for an int, no int for a float."""
-    if isinstance(hint, types.UnionType):
-        for one in typing.get_args(hint):
-            with contextlib.suppress(MessageError):
-                return _typed(value, one, where)
-    elif dataclasses.is_dataclass(hint):
-        return _build(typing.cast(type, hint), value)
-    elif typing.get_origin(hint) is list and type(value) is list:
-        (item,) = typing.get_args(hint)
-        return [_typed(one, item, where) for one in value]
-    elif typing.get_origin(hint) is dict and type(value) is dict:
-        key, item = typing.get_args(hint)
-        return {_typed(k, key, where): _typed(v, item, where) for k, v in value.items()}
-    elif type(value) is hint:
-        return value
-    raise MessageError(f"{where} cannot be {reprlib.repr(value)}")
+# The scheduler decodes identities, one or more a call: what can be worked out of a type once is.
 
 
 @functools.cache
-def _type_hints(cls: Any) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+def _getter(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
+    names = [field.name for field in dataclasses.fields(cls)]
+    if len(names) == 1:
+        return lambda message: (getattr(message, names[0]),)
+    return operator.attrgetter(*names)
+
+
+@functools.cache
+def _reader(hint: Any) -> Callable[[Any, str], Any]:
+    """What makes a value of the type that `hint` names, exactly: no bool for an int, no int for a float."""
+    if dataclasses.is_dataclass(hint):
+        return _dataclass_reader(hint)
+    if isinstance(hint, types.UnionType):
+        return _union_reader(typing.get_args(hint))
+    inner = [_reader(one) for one in typing.get_args(hint)]
+    match typing.get_origin(hint), inner:
+        case builtins.list, [item]:
+
+            def read(value: Any, where: str) -> Any:
+                if type(value) is not list:
+                    raise _misfit(value, where)
+                return [item(one, where) for one in value]
+
+        case builtins.dict, [key, item]:
+
+            def read(value: Any, where: str) -> Any:
+                if type(value) is not dict:
+                    raise _misfit(value, where)
+                return {key(name, where): item(one, where) for name, one in value.items()}
+
+        case _:
+
+            def read(value: Any, where: str) -> Any:
+                if type(value) is not hint:
+                    raise _misfit(value, where)
+                return value
+
+    return read
+
+
+def _union_reader(hints: tuple[Any, ...]) -> Callable[[Any, str], Any]:
+    """Of the alternatives no two are the same type on the wire."""
+    readers = {_wire_type(hint): _reader(hint) for hint in hints}
+
+    def read(value: Any, where: str) -> Any:
+        reader = readers.get(type(value))
+        if reader is None:
+            raise _misfit(value, where)
+        return reader(value, where)
+
+    return read
+
+
+def _wire_type(hint: Any) -> Any:
+    return list if dataclasses.is_dataclass(hint) else typing.get_origin(hint) or hint
+
+
+def _dataclass_reader(cls: Any) -> Callable[[Any, str], Any]:
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    readers = [_reader(hints[field.name]) for field in fields]
+    places = [f"{cls.__name__}.{field.name}" for field in fields]
+
+    def read(values: Any, where: str) -> Any:
+        if type(values) is not list or len(values) != len(readers):
+            raise MessageError(f"{cls.__name__} is a list of {len(readers)} fields, not {reprlib.repr(values)}")
+        return cls(*[reader(value, place) for reader, value, place in zip(readers, values, places, strict=True)])
+
+    return read
+
+
+def _misfit(value: Any, where: str) -> MessageError:
+    return MessageError(f"{where} cannot be {reprlib.repr(value)}")

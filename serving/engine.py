@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from ray import serve
 
-from cache_actor.messages import Beat, CallStarted, encode
+from cache_actor.messages import Beat, CallsStarted, CallStarted, encode
 from serving.calls import EngineCall, EngineQuery, Reply
 from serving.config import AppConfig
 from serving.errors import ApiError, engine_down, sse_event
@@ -146,8 +146,8 @@ class EngineReplica:
         async for message in self._events.messages():
             if isinstance(message, Beat):
                 self._health.on_beat(message, message.at)
-            elif isinstance(message, CallStarted):
-                self._recent[message.rid] = message
+            elif isinstance(message, CallsStarted):
+                self._recent |= {call.rid: call for call in message.calls}
                 while len(self._recent) > _RECENT_CALLS:
                     self._recent.popitem(last=False)
             else:

@@ -32,7 +32,7 @@ AT_ONCE = 32
 TURNS = 4
 PLANS = 10
 VICTIMS = 5_000
-SINGLE_CALLS = 20
+SINGLE_CALLS = 80
 SMALL, LARGE = 1_000, 100_000
 AGENTS = 5
 # Agents of other kinds of workflow that the engine has met: Python keeps ints below 257 for nothing, masks are larger.

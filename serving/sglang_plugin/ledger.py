@@ -59,9 +59,21 @@ class Entry:
     tables: how many of its owners have a value table.
     retirement: its place in the order of retirement; 0 while it is not retired.
     device_slot, host_slot: number of its newest item in the victim queue of that tier.
+    walk: number of the last walk over a workflow's paths that came by.
     """
 
-    __slots__ = ("device_slot", "host_slot", "last", "owners", "past", "retirement", "tables", "touched_at", "value")
+    __slots__ = (
+        "device_slot",
+        "host_slot",
+        "last",
+        "owners",
+        "past",
+        "retirement",
+        "tables",
+        "touched_at",
+        "value",
+        "walk",
+    )
 
     def __init__(self, now: float = 0.0) -> None:
         self.owners: dict[Owner, int] = {}
@@ -73,6 +85,7 @@ class Entry:
         self.touched_at = now
         self.device_slot = 0
         self.host_slot = 0
+        self.walk = 0
 
     @property
     def shared(self) -> bool:
@@ -106,6 +119,7 @@ class Ledger:
         self._bits: dict[str, int] = {}
         self._masks: dict[int, int] = {}  # equal masks are one object: a node has one for each of its owners
         self._retirements = 0
+        self._walks = 0
 
     def bit(self, agent: str) -> int:
         """The agent's bit; agents beyond the limit share one."""
@@ -207,34 +221,40 @@ class Ledger:
         owner.table = after
         known = (after is not None) - (before is not None)
         if self.combine is _SUM:
-            self._lowered(self._add_difference(owner, _difference(before, after), known))
+            self._lowered(self._add_difference(owner, _difference(before, after)))
+            if known:
+                nodes = list(self.nodes_of(owner))
+                for node in nodes:
+                    node.entry.tables += known
+                self._lowered(nodes)
         else:
             self._lowered(self._take_best(owner, known))
 
-    def _add_difference(self, owner: Owner, changes: dict[int, int], known: int) -> list[LedgerNode]:
+    def _add_difference(self, owner: Owner, changes: dict[int, int]) -> list[LedgerNode]:
         """Adds what a table has changed to the owner's nodes; those whose keys may have fallen."""
         fallen: list[LedgerNode] = []
         deltas = dict(changes)  # by mask; that of one agent is its bit
         old = step = new = 0
-        for node in self._paths(owner):
+        self._walks += 1
+        walk = self._walks
+        for node in owner.tips:  # `_paths` without its set: this is done for each forecast
             entry = node.entry
-            try:
-                delta = deltas[entry.owners[owner]]
-            except KeyError:
-                mask = entry.owners.get(owner)
-                if mask is None:  # it had MAX_OWNERS others
-                    continue
-                delta = deltas[mask] = worth(changes, mask)
-            if delta:
-                value = entry.value
-                if value != old or delta != step:
-                    old, step, new = value, delta, value + delta
-                entry.value = new  # neighbours that are worth the same share the object
-                if delta < 0:
-                    fallen.append(node)
-            if known:
-                entry.tables += known
-                fallen.append(node)
+            while entry.walk != walk and (above := node.parent) is not None:
+                entry.walk = walk
+                try:
+                    delta = deltas[entry.owners[owner]]
+                except KeyError:
+                    mask = entry.owners.get(owner, 0)  # 0: it had MAX_OWNERS others, and counts nothing of this one
+                    delta = deltas[mask] = worth(changes, mask)
+                if delta:
+                    value = entry.value
+                    if value != old or delta != step:
+                        old, step, new = value, delta, value + delta
+                    entry.value = new  # neighbours that are worth the same share the object
+                    if delta < 0:
+                        fallen.append(node)
+                node = above
+                entry = node.entry
         return fallen
 
     def _take_best(self, owner: Owner, known: int) -> list[LedgerNode]:

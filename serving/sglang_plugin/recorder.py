@@ -1,7 +1,8 @@
 """What the scheduler says of itself: that it lives, how far it is, and which calls reached it.
 
 Installed only in processes that `FORECACHE_CHANNEL` names a socket for and that run SGLang's scheduler. Cost per
-scheduler step: one clock read; a message is sent four times a second, before a long forward, and once a call.
+scheduler step: one clock read. A message is sent four times a second, before a long forward, and for all calls that
+started within `CALLS_PERIOD_S`: the replica that reads them has the engine's tokenizer in its process.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from cache_actor.messages import (
     Beat,
+    CallsStarted,
     CallStarted,
     Message,
     MessageError,
@@ -29,6 +31,7 @@ logger = logging.getLogger("forecache")
 IDENTITY_ACTION = "forecache.identity"
 IDENTITY_VERSION = "1"
 BEAT_PERIOD_S = 0.25
+CALLS_PERIOD_S = 0.05
 # A forward of fewer tokens is over before anybody could get impatient.
 LONG_FORWARD_TOKENS = 256
 
@@ -64,11 +67,18 @@ class Recorder:
         self._address = address
         self._sender: EventSender | None = None
         self._next_beat = 0.0
+        self._next_calls = 0.0
+        self._calls: list[CallStarted] = []
 
     @guarded
     def after_ingest(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
-        if time.monotonic() >= self._next_beat:
+        now = time.monotonic()
+        if now >= self._next_beat:
             self._beat(scheduler, forward_tokens=0)
+        if self._calls and now >= self._next_calls:
+            self._next_calls = now + CALLS_PERIOD_S
+            calls, self._calls = self._calls, []
+            self.send(CallsStarted(calls))
 
     @guarded
     def before_forward(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +89,8 @@ class Recorder:
     @guarded
     def before_call(self, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
         if _tp_rank() == 0:
-            self.send(CallStarted(request.rid, len(request.input_ids or ()), identity_of(request.kv_hints)))
+            identity = identity_of(request.kv_hints)
+            self._calls.append(CallStarted(request.rid, len(request.input_ids or ()), identity))
 
     def _beat(self, scheduler: Any, forward_tokens: int) -> None:
         now = time.monotonic()

@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from cache_actor.messages import Beat, CallStarted, EnginePlan, EngineReport, RequestIdentity, encode
+from cache_actor.messages import Beat, CallsStarted, CallStarted, EnginePlan, EngineReport, RequestIdentity, encode
 from serving.calls import EngineCall, Kind, Reply
 from serving.config import AppConfig, CacheConfig, HealthConfig, ModelConfig, RandomQwen3Config
 from serving.health import EngineHealth
@@ -77,8 +77,8 @@ class EngineUnderTest:
                 self.health.on_beat(message, message.at)
                 self.last_beat = message.at
                 self.announced += [message.forward_tokens] if message.forward_tokens else []
-            elif isinstance(message, CallStarted):
-                self.started_calls[message.rid] = message
+            elif isinstance(message, CallsStarted):
+                self.started_calls |= {call.rid: call for call in message.calls}
             else:
                 self.plans.on_answer(message)
 

@@ -138,13 +138,17 @@ def busy(server: Server) -> bool:
 
 
 RECENT_CALLS = """
-import dataclasses, json, sys, ray
+import dataclasses, json, sys, time, ray
 from ray import serve
 from serving.calls import EngineQuery
 ray.init(address="auto", namespace="serve", log_to_driver=False)
 handle = serve.get_deployment_handle("EngineReplica", "forecache")
-calls = handle.recent_calls.remote(EngineQuery(sys.argv[1])).result(timeout_s=30)
-print("CALLS", json.dumps([dataclasses.asdict(call) for call in calls]))
+calls = {}
+until = time.monotonic() + 30
+while sys.argv[2] not in calls and time.monotonic() < until:
+    recent = handle.recent_calls.remote(EngineQuery(sys.argv[1])).result(timeout_s=30)
+    calls = {call.rid: dataclasses.asdict(call) for call in recent}
+print("CALL", json.dumps(calls[sys.argv[2]]))
 """
 
 
@@ -163,9 +167,8 @@ class TestIdentity:
             f"{server.url}/v1/chat/completions", json=body | {"kv_hints": {"forged": 1}}, headers=headers, timeout=60
         )
         assert reply.status_code == 200
-        said = run_tool(sys.executable, "-c", RECENT_CALLS, reply.headers["x-engine-id"])
-        calls = json.loads(said.partition("CALLS ")[2])
-        seen = next(call for call in calls if call["rid"] == reply.json()["id"])
+        said = run_tool(sys.executable, "-c", RECENT_CALLS, reply.headers["x-engine-id"], reply.json()["id"])
+        seen = json.loads(said.partition("CALL ")[2])
         assert seen["identity"] == {
             "workflow": "Zürich 42",
             "agent": "plänner",

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import zmq
 
-from cache_actor.messages import Beat, CallStarted, Message, RequestIdentity, encode
-from serving.sglang_plugin.channel import EventReceiver, EventSender, new_address
+from cache_actor.messages import Beat, CallsStarted, CallStarted, Message, RequestIdentity, encode
+from serving.sglang_plugin.channel import _SOCKET_MESSAGES, EventReceiver, EventSender, new_address
 
 
 def beat(forwards: int) -> Beat:
@@ -51,11 +51,13 @@ class TestMessages:
             "workflow é", "agent", parent="p", final=True, priority=3, tenant="t", source="header"
         )
         sent: list[Message] = [beat(i) for i in range(2000)]
-        sent[1000] = CallStarted("rid", 12, identity)
+        sent[1000] = CallsStarted([CallStarted("rid", 12, identity)])
         sender = EventSender(address)
         for message in sent:
             sender.send(message)
-        assert await first(2000, receiver) == sent
+        assert await first(1000, receiver) == sent[:1000]
+        sender.flush()
+        assert await first(1000, receiver) == sent[1000:]
         assert sender.dropped == receiver.malformed == 0
 
     async def test_they_wait_for_a_receiver_that_comes_later(self, address: str) -> None:
@@ -92,10 +94,22 @@ class TestSender:
     def test_without_a_receiver_it_never_blocks_and_counts_what_it_dropped(self, address: str) -> None:
         sender = EventSender(address, high_water_mark=10)
         started = time.monotonic()
-        for i in range(1000):
+        for i in range(3000):
             sender.send(beat(i))
         assert time.monotonic() - started < 1
-        assert sender.dropped == 990
+        assert sender.dropped == 3000 - _SOCKET_MESSAGES - 10
+
+    async def test_what_is_dropped_is_the_oldest_that_can_be(self, address: str) -> None:
+        sender = EventSender(address, high_water_mark=10)
+        for i in range(3000):
+            sender.send(beat(i))
+        receiver = EventReceiver(address)
+        try:
+            held = await first(_SOCKET_MESSAGES, receiver)
+            sender.flush()
+            assert held + await first(10, receiver) == [beat(i) for i in [*range(_SOCKET_MESSAGES), *range(2990, 3000)]]
+        finally:
+            receiver.close()
 
     async def test_a_receiver_that_takes_nothing_does_not_block_it(self, address: str, receiver: EventReceiver) -> None:
         sender = EventSender(address, high_water_mark=10)
@@ -109,7 +123,7 @@ class TestSender:
     def test_a_message_that_cannot_be_encoded_is_dropped_and_counted(self, address: str) -> None:
         """The scheduler calls `send`: an exception there would end the engine."""
         sender = EventSender(address)
-        sender.send(CallStarted("\ud800", 1, None))
+        sender.send(CallsStarted([CallStarted("\ud800", 1, None)]))
         assert sender.dropped == 1
 
 

@@ -17,6 +17,7 @@ from cache_actor.messages import (
     VERSION,
     Ask,
     Beat,
+    CallsStarted,
     CallStarted,
     EnginePlan,
     EngineReport,
@@ -48,6 +49,7 @@ IDENTITIES = st.builds(
     tenant=st.none() | NAMES,
     source=NAMES,
 )
+CALLS = st.builds(CallStarted, NAMES, COUNTS, st.none() | IDENTITIES)
 TABLES = st.dictionaries(SHORT, st.none() | st.dictionaries(SHORT, INTEGERS, max_size=4), max_size=4)
 FIGURES = st.dictionaries(SHORT, COUNTS, max_size=4)
 PARAMETERS = st.dictionaries(SHORT, st.booleans() | INTEGERS | FLOATS | SHORT, max_size=4)
@@ -55,7 +57,7 @@ ORDERS = st.builds(PrefetchOrder, COUNTS, SHORT, SHORT, INTEGERS, COUNTS)
 RECEIPTS = st.builds(Receipt, COUNTS, SHORT, COUNTS, SHORT)
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS),
-    CallStarted: st.builds(CallStarted, NAMES, COUNTS, st.none() | IDENTITIES),
+    CallsStarted: st.builds(CallsStarted, st.lists(CALLS, max_size=4)),
     EnginePlan: st.builds(
         EnginePlan,
         plan=COUNTS,
@@ -86,7 +88,8 @@ VALUES = st.recursive(
 )
 BEAT = ["beat", 0, 1, 2, 3, 4, 5, 6.0]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
-STARTED: list[Any] = ["call_started", "rid", 7, IDENTITY]
+CALL: list[Any] = ["rid", 7, IDENTITY]
+STARTED: list[Any] = ["calls_started", [CALL]]
 ORDER: list[Any] = [5, "w", "a", 9, 300]
 PLAN: list[Any] = ["plan", 1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], "lookahead", {"strict": True}]
 RECEIPT: list[Any] = [5, "clipped", 128, "no room"]
@@ -96,7 +99,7 @@ ASK: list[Any] = ["ask", 4, "dump"]
 TOLD: list[Any] = ["told", 4, "{}"]
 EXAMPLES: list[tuple[list[Any], Message]] = [
     (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0)),
-    (STARTED, CallStarted("rid", 7, RequestIdentity("w", "a", source="header"))),
+    (STARTED, CallsStarted([CallStarted("rid", 7, RequestIdentity("w", "a", source="header"))])),
     (
         PLAN,
         EnginePlan(
@@ -125,10 +128,15 @@ def changed(parts: list[Any], index: int, value: Any) -> bytes:
     return wire(VERSION, *parts[:index], value, *parts[index + 1 :])
 
 
+def call_with(index: int, value: Any) -> bytes:
+    """A started call that has `value` at `index`."""
+    return wire(VERSION, "calls_started", [[*CALL[:index], value, *CALL[index + 1 :]]])
+
+
 def started_with(index: int, value: Any) -> bytes:
     """A call whose identity has `value` at `index`."""
     identity = [*IDENTITY[:index], value, *IDENTITY[index + 1 :]]
-    return wire(VERSION, *STARTED[:3], identity)
+    return call_with(2, identity)
 
 
 def mutated(source: random.Random, data: bytes) -> bytes:
@@ -215,13 +223,13 @@ MALFORMED = {
     "field too deep to print": changed(BEAT, 1, nested(900)),
     "timestamp for int": changed(BEAT, 1, msgpack.Timestamp(1)),
     "extension for int": changed(BEAT, 1, msgpack.ExtType(5, b"x")),
-    "bytes for text": changed(STARTED, 1, b"rid"),
-    "none for text": changed(STARTED, 1, None),
-    "text for identity": changed(STARTED, 3, "w"),
-    "false for identity": changed(STARTED, 3, False),
-    "map for identity": changed(STARTED, 3, {"workflow": "w"}),
-    "short identity": changed(STARTED, 3, IDENTITY[:-1]),
-    "long identity": changed(STARTED, 3, [*IDENTITY, None]),
+    "bytes for text": call_with(0, b"rid"),
+    "none for text": call_with(0, None),
+    "text for identity": call_with(2, "w"),
+    "false for identity": call_with(2, False),
+    "map for identity": call_with(2, {"workflow": "w"}),
+    "short identity": call_with(2, IDENTITY[:-1]),
+    "long identity": call_with(2, [*IDENTITY, None]),
     "identity without workflow": started_with(0, None),
     "number for workflow": started_with(0, 1),
     "number for final": started_with(3, 1),
@@ -350,4 +358,4 @@ class TestMalformed:
 
     def test_text_that_is_no_utf_8_is_refused_when_it_is_sent(self) -> None:
         with pytest.raises(UnicodeEncodeError):
-            encode(CallStarted("\ud800", 1, None))
+            encode(CallsStarted([CallStarted("\ud800", 1, None)]))

@@ -216,7 +216,8 @@ def identity_from_fields(fields: object) -> RequestIdentity:
 
 
 def _fields(message: Any) -> list[Any]:
-    return [_plain(value) for value in _getter(type(message))(message)]
+    values = _getter(type(message))(message)  # type: ignore[arg-type]  # a class is hashable
+    return [_plain(value) for value in values]
 
 
 def _plain(value: Any) -> Any:
@@ -227,7 +228,7 @@ def _plain(value: Any) -> Any:
 
 
 def _build(cls: type[T], values: object) -> T:
-    built: T = _reader(cls)(values, cls.__name__)
+    built: T = _reader(cls)(values, cls.__name__)  # type: ignore[arg-type]  # a class is hashable
     return built
 
 

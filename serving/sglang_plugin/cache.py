@@ -1,50 +1,49 @@
 """The radix cache backend `forecache`: SGLang's unified radix cache that knows who uses what it keeps.
 
-Three classes enter SGLang by its own registries: a tree core (nodes carry ledger entries, the leaf sets are victim
-queues), a FULL component (takes its victims from the queues), and the cache (turns calls into touches). What they add
-is bookkeeping and order; every KV byte is moved by SGLang's own code.
+Three classes enter SGLang by its own registries: a tree core and a FULL component (see `tree.py`), and the cache, which
+turns calls into touches. What they add is bookkeeping and order; every KV byte is moved by SGLang's own code.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
+import time
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.registry import (
     TreeCacheBuildContext,
     create_unified_radix_cache,
     register_radix_cache_backend,
 )
-from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
     register_tree_core_backend,
     registered_tree_core_backends,
 )
-from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from cache_actor.messages import EnginePlan, EngineReport
 from cache_actor.policies import EvictionPolicy, make_policy
 from cache_actor.policies.base import Key
 from serving.sglang_plugin.ghosts import Ghosts
-from serving.sglang_plugin.ledger import Entry, Ledger, Owner
+from serving.sglang_plugin.ledger import Ledger, Owner
 from serving.sglang_plugin.order import VictimQueue
 from serving.sglang_plugin.prefetch import Prefetcher
 from serving.sglang_plugin.recorder import identity_of
 from serving.sglang_plugin.settings import CacheSettings
+from serving.sglang_plugin.tree import FULL, ForecacheFullComponent, ForecacheTreeCore
 
 logger = logging.getLogger("forecache")
 
 BACKEND = "forecache"
 TIERS = ("device", "host")
-FULL = ComponentType.FULL
+# What is asked for often is counted anew no oftener than this, in seconds, nor for more than a fiftieth of the time.
+MIN_OCCUPANCY_AGE_S = 0.25
 
 
 def register() -> None:
@@ -63,85 +62,8 @@ class Caller:
     """Whose request it is, in the ledger's terms."""
 
     owner: Owner
-    bit: int
+    agent: str
     final: bool
-
-
-class ForecacheTreeCore(UnifiedTreeCore):
-    """SGLang's Python tree core whose nodes have ledger entries and whose leaf sets are victim queues."""
-
-    def reset(self) -> None:
-        super().reset()
-        cache: ForecacheCache = self.components_by_type[FULL].cache
-        cache.ledger.clear()
-        cache.prefetcher.clear()
-        self.evictable_device_leaves = cache.new_queue("device")
-        self.evictable_host_leaves = cache.new_queue("host")
-
-    def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
-        node = super()._new_node(priority)
-        node.entry = Entry(self.components_by_type[FULL].cache.clock())
-        return node
-
-    def _add_new_node(self, *args: Any, **kwargs: Any) -> UnifiedTreeNode:
-        node = super()._add_new_node(*args, **kwargs)
-        cache: ForecacheCache = self.components_by_type[FULL].cache
-        if regret := cache.ghosts.came(node):
-            cache.counters["regret"] += regret
-        return node
-
-    def _unregister_node(self, node: UnifiedTreeNode) -> None:
-        cache: ForecacheCache = self.components_by_type[FULL].cache
-        cache.ghosts.lost(node)
-        cache.ledger.drop(node)
-        super()._unregister_node(node)
-
-
-class ForecacheFullComponent(FullComponent):
-    """SGLang's FULL component, with victims in the policy's order from queues that are never rebuilt for it."""
-
-    def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
-        super().redistribute_on_node_split(new_parent, child)
-        self.cache.ledger.split(new_parent, child)
-        self.cache.prefetcher.split(new_parent, child)
-
-    def _evict_device_start(self, request_cnt: int) -> None:
-        self._evict_device_request_cnt = request_cnt
-        self._passed_over: list[UnifiedTreeNode] = []
-
-    def _evict_device_next_node(
-        self, tracker: dict[ComponentType, int], device_frees: Any, host_frees: Any, cache_actions: Any
-    ) -> int | None:
-        if tracker[self.component_type] >= self._evict_device_request_cnt:
-            return None
-        queue = self.tree_core.evictable_device_leaves
-        victim = queue.first()
-        if victim is None:
-            return None
-        # SGLang may fail to evict it (a write-back without room); it must not be offered twice in one walk.
-        queue.set_aside(victim)
-        self._passed_over.append(victim)
-        self.cache.count_eviction("device", victim)
-        node_id: int = victim.id
-        return node_id
-
-    def _evict_device_end(self) -> None:
-        queue = self.tree_core.evictable_device_leaves
-        queue.lowered(self._passed_over)
-        self._passed_over = []
-
-    def drive_host_eviction(
-        self,
-        num_tokens: int,
-        tracker: dict[ComponentType, int],
-        device_frees: dict[ComponentType, list[torch.Tensor]],
-        host_frees: dict[ComponentType, list[torch.Tensor]],
-        cache_actions: list[Any],
-    ) -> None:
-        queue = self.tree_core.evictable_host_leaves
-        while tracker[self.component_type] < num_tokens and (victim := queue.first()) is not None:
-            self.cache.count_eviction("host", victim)
-            self.tree_core._evict_host_leaf(victim, tracker, device_frees, host_frees, cache_actions=cache_actions)
 
 
 class ForecacheCache(UnifiedRadixCache):
@@ -160,6 +82,10 @@ class ForecacheCache(UnifiedRadixCache):
         self.ghosts = Ghosts()
         self.applied_plan = 0
         self._tables_until: dict[str, float] = {}
+        self._early_tables: OrderedDict[str, tuple[dict[str, int], float]] = OrderedDict()
+        self._max_workflows = settings.max_workflows
+        self._occupancy: dict[str, int] = {}
+        self._next_occupancy = -math.inf
         self.prefetcher = Prefetcher(
             self, settings.prefetch, settings.prefetch_reserve_tokens, settings.prefetch_tokens_per_s
         )
@@ -190,6 +116,7 @@ class ForecacheCache(UnifiedRadixCache):
         """The workflow is over: what it alone used is retired. False for one that is not active here."""
         self.prefetcher.cancel(workflow)
         self._tables_until.pop(workflow, None)
+        self._early_tables.pop(workflow, None)
         return self.ledger.end(workflow)
 
     def apply(self, plan: EnginePlan) -> EngineReport:
@@ -211,11 +138,23 @@ class ForecacheCache(UnifiedRadixCache):
         for workflow in plan.ends:
             self.end_workflow(workflow)
         for workflow, table in plan.tables.items():
-            self.ledger.set_table(workflow, table)
-            if table is not None and workflow in self.ledger.owners:
-                self._tables_until[workflow] = until
+            self._take_table(workflow, table, until)
         self.prefetcher.accept(plan.prefetches, until)
         return self.report(plan.plan)
+
+    def _take_table(self, workflow: str, table: dict[str, int] | None, until: float) -> None:
+        """Values until a time; those of a workflow that has made no call here are kept for its first."""
+        if workflow in self.ledger.owners:
+            self.ledger.set_table(workflow, table)
+            if table is not None:
+                self._tables_until[workflow] = until
+        elif table is None:
+            self._early_tables.pop(workflow, None)
+        else:
+            self._early_tables[workflow] = table, until
+            self._early_tables.move_to_end(workflow)
+            if len(self._early_tables) > self._max_workflows:
+                self._early_tables.popitem(last=False)
 
     def report(self, plan: int, refused: str = "") -> EngineReport:
         """What has become of the cache, with the receipts that nobody has seen yet."""
@@ -236,6 +175,8 @@ class ForecacheCache(UnifiedRadixCache):
         for workflow in [workflow for workflow, until in self._tables_until.items() if until <= now]:
             del self._tables_until[workflow]
             self.ledger.set_table(workflow, None)
+        for workflow in [workflow for workflow, (_, until) in self._early_tables.items() if until <= now]:
+            del self._early_tables[workflow]
         self.prefetcher.expire(now)
 
     @property
@@ -264,7 +205,30 @@ class ForecacheCache(UnifiedRadixCache):
         if self.host_pool_group is not None:
             host = self.cache_controller.mem_pool_host
             pools |= {"host_free": int(host.available_size()), "host_size": int(host.size)}
-        return pools
+        now = time.monotonic()
+        if now >= self._next_occupancy:
+            self._occupancy = self.occupancy()
+            self._next_occupancy = now + max(MIN_OCCUPANCY_AGE_S, 50 * (time.monotonic() - now))
+        return pools | self._occupancy
+
+    def occupancy(self) -> dict[str, int]:
+        """Tokens by tier and by what they are: of living workflows (`active`), `retired` or neither (`dormant`: anchors
+        and what nobody named); and tokens prefetched and not used yet. O(nodes).
+        """
+        device, host = Counter(active=0, retired=0, dormant=0), Counter(active=0, retired=0, dormant=0)
+        for node in self.tree_core._node_arena.values():
+            if node.parent is None:
+                continue
+            entry = node.entry
+            state = "active" if entry.owners else "retired" if self.ledger.is_retired(entry) else "dormant"
+            if not node.evicted:
+                device[state] += len(node.key)
+            if node.backuped:
+                host[state] += len(node.key)
+        found = {f"device_{state}": tokens for state, tokens in device.items()}
+        if self.tiered:
+            found |= {f"host_{state}": tokens for state, tokens in host.items()}
+        return found | {"prefetched_unused": self.prefetcher.unused_tokens()}
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         result = super().match_prefix(params)
@@ -310,7 +274,7 @@ class ForecacheCache(UnifiedRadixCache):
         elif caller.owner.ended:
             self.ledger.touch_ended(node, caller.owner, now)
         else:
-            self.ledger.touch(node, caller.owner, caller.bit, now)
+            self.ledger.touch(node, caller.owner, self.ledger.bit(caller.agent), now)
 
     def _caller(self, req: Any) -> Caller | None:
         """Who makes the request, settled at its first touch: a workflow that ends meanwhile is not revived by it."""
@@ -321,7 +285,9 @@ class ForecacheCache(UnifiedRadixCache):
             caller = None
             if identity is not None:
                 owner = self.ledger.owner(identity.workflow)
-                caller = Caller(owner, self.ledger.bit(identity.agent), identity.final)
+                caller = Caller(owner, identity.agent, identity.final)
+                if early := self._early_tables.pop(identity.workflow, None):
+                    self._take_table(identity.workflow, *early)
             req.forecache_caller = caller
         return caller
 

@@ -61,7 +61,9 @@ def dump(cache: ForecacheCache) -> dict[str, Any]:
 
 def _row(cache: ForecacheCache, node: Any, depth: int) -> dict[str, Any]:
     ledger, entry = cache.ledger, node.entry
-    owners = {owner.workflow: ledger.agents(mask) for owner, mask in list(entry.owners.items())[:MAX_OWNERS_SHOWN]}
+    owners = {
+        owner.workflow: ledger.agents.named(mask) for owner, mask in list(entry.owners.items())[:MAX_OWNERS_SHOWN]
+    }
     device, host = not node.evicted, node.backuped
     state = "retired" if ledger.is_retired(entry) else "active" if entry.owners else "dormant" if entry.past else "new"
     return {

@@ -17,11 +17,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from cache_actor.policies.base import Combine, NodeFacts
+from serving.sglang_plugin.agents import AgentBits
 
-MAX_AGENTS = 256
 MAX_OWNERS = 4096
 MAX_MASKS = 4096
-OTHER_AGENTS = "(other)"
+ENDS_A_SWEEP = 64
 # In `Entry.past`: somebody who gave no name uses it, so that nobody can say that it is over.
 UNNAMED = 1 << 40
 # The class looks its members up in Python, each time.
@@ -116,23 +116,32 @@ class Ledger:
         self.forgotten_workflows = 0
         self._lowered = lowered
         self._max_workflows = max_workflows
-        self._bits: dict[str, int] = {}
+        self.agents = AgentBits()
+        self._ends = self._next_sweep = 0
         self._masks: dict[int, int] = {}  # equal masks are one object: a node has one for each of its owners
         self._retirements = 0
         self._walks = 0
 
     def bit(self, agent: str) -> int:
-        """The agent's bit; agents beyond the limit share one."""
-        bit = self._bits.get(agent)
-        if bit is None:
-            if len(self._bits) >= MAX_AGENTS - 1:
-                agent = OTHER_AGENTS
-            bit = self._bits.setdefault(agent, 1 << min(len(self._bits), MAX_AGENTS - 1))
-        return bit
+        """The agent's bit. When all are taken those of agents that no workflow refers to are taken back. It may be
+        another one later: ask each time.
+        """
+        bit = self.agents.get(agent)
+        if bit is not None:
+            return bit
+        if self.agents.all_taken and self._ends >= self._next_sweep:
+            self._next_sweep = self._ends + ENDS_A_SWEEP  # a sweep costs O(nodes × owners)
+            self.agents.keep(self._bits_in_use())
+        return self.agents.take(agent)
 
-    def agents(self, mask: int) -> list[str]:
-        """The agents of a mask."""
-        return [agent for agent, bit in self._bits.items() if bit & mask]
+    def _bits_in_use(self) -> int:
+        in_use = 0
+        for owner in self.owners.values():
+            for bit in owner.table or ():
+                in_use |= bit
+            for node in self.nodes_of(owner):
+                in_use |= node.entry.owners[owner]
+        return in_use
 
     def owner(self, workflow: str) -> Owner:
         """The workflow, which makes a call; active from now on if it was not."""
@@ -273,7 +282,7 @@ class Ledger:
         values: dict[int, int] = {}
         for agent, value in table.items():
             if value > 0:
-                bit = self._bits.get(agent) or self.bit(agent)
+                bit = self.agents.get(agent) or self.agents.take(agent)  # no sweep: the table is not the owner's yet
                 if value > values.get(bit, 0):
                     values[bit] = value
         return values
@@ -283,6 +292,7 @@ class Ledger:
         owner = self.owners.pop(workflow, None)
         if owner is None:
             return False
+        self._ends += 1
         retired: list[LedgerNode] = []
         fallen: list[LedgerNode] = []
         for node in list(self.nodes_of(owner)):

@@ -111,7 +111,8 @@ class Plans:
         cache = _cache_of(self._scheduler)
         said = decode(message.data)  # the replica lets through what it has decoded itself
         if isinstance(said, Ask):
-            self._answer(Told(said.number, json.dumps(answer(cache, said.what))))
+            if _answers():
+                self._report(Told(said.number, json.dumps(answer(cache, said.what))))
         elif cache is None:
             if isinstance(said, EnginePlan):
                 self._answer(EngineReport(said.plan, False, "this engine runs SGLang's own cache", [], {}, {}))
@@ -119,7 +120,12 @@ class Plans:
             for workflow in said.workflows:
                 cache.end_workflow(workflow)
         elif isinstance(said, EnginePlan):
-            self._answer(cache.apply(said))
+            try:
+                report = cache.apply(said)
+            except Exception as error:
+                logger.exception("forecache: plan %d failed half-way", said.plan)
+                report = cache.report(said.plan, f"failed half-way: {type(error).__name__}: {error}")
+            self._answer(report)
 
     def on_clock(self, message: ClockInput) -> None:
         if (cache := _cache_of(self._scheduler)) is not None:
@@ -129,10 +135,8 @@ class Plans:
         if (cache := _cache_of(self._scheduler)) is not None:
             cache.prefetcher.step(message.budget)
 
-    def _answer(self, report: EngineReport | Told) -> None:
-        from sglang.srt.runtime_context import get_parallel
-
-        if get_parallel().tp_rank == 0:
+    def _answer(self, report: EngineReport) -> None:
+        if _answers():
             self._report(report)
 
     def _plans(self) -> zmq.Socket[bytes]:
@@ -143,6 +147,13 @@ class Plans:
             if sleeper is not None:  # an idle scheduler sleeps on SGLang's sockets; a plan wakes it, too
                 sleeper.poller.register(self._socket, zmq.POLLIN)
         return self._socket
+
+
+def _answers() -> bool:
+    """All ranks do what is said, one speaks."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return bool(get_parallel().tp_rank == 0)
 
 
 def _cache_of(scheduler: Any) -> Any | None:

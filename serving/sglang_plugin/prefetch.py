@@ -31,6 +31,13 @@ class _Pending:
     expires: float
 
 
+@dataclass(slots=True)
+class _Load:
+    started: float
+    tokens: int
+    nodes: set[Any]
+
+
 class Prefetcher:
     """Orders that wait, loads under way, and what became of what was loaded.
 
@@ -52,7 +59,8 @@ class Prefetcher:
         self._orders: list[_Pending] = []
         self._saved = 0
         self._most_saved = int(tokens_per_s)
-        self._loading: dict[int, tuple[float, int]] = {}
+        self._loads: dict[int, _Load] = {}  # by the id of the node that SGLang takes as the load's anchor
+        self._loading: set[Any] = set()  # SGLang marks nodes under a load with `write_back` only
         self._unused: dict[Any, int] = {}
 
     @property
@@ -101,15 +109,16 @@ class Prefetcher:
 
     def finished(self, anchors_left: Any) -> None:
         """Loads whose anchor is not under way any more have arrived: the link's speed is learned from them."""
-        for anchor in [one for one in self._loading if one not in anchors_left]:
-            started, tokens = self._loading.pop(anchor)
-            seconds = max(time.monotonic() - started, 1e-4)
-            self.tokens_per_s += 0.2 * (tokens / seconds - self.tokens_per_s)
+        for anchor in [one for one in self._loads if one not in anchors_left]:
+            load = self._loads.pop(anchor)
+            self._loading -= load.nodes
+            seconds = max(time.monotonic() - load.started, 1e-4)
+            self.tokens_per_s += 0.2 * (load.tokens / seconds - self.tokens_per_s)
 
     def is_loading(self, node: Any) -> bool:
         """Whether one of our loads fills a node of this path."""
         while self._loading and node.parent is not None:
-            if node.load_back_pending_id in self._loading:
+            if node in self._loading:
                 return True
             node = node.parent
         return False
@@ -119,8 +128,7 @@ class Prefetcher:
         while self._unused and node.parent is not None:
             tokens = self._unused.pop(node, 0)
             if tokens:
-                late = node.load_back_pending_id in self._loading
-                self.counters["late" if late else "used"] += tokens
+                self.counters["late" if node in self._loading else "used"] += tokens
             node = node.parent
 
     def lost(self, node: Any) -> None:
@@ -132,8 +140,18 @@ class Prefetcher:
         if self._unused and lower in self._unused:
             self._unused[lower] = len(lower.key)
             self._unused[upper] = len(upper.key)
+        if self._loading and lower in self._loading:
+            self._loading.add(upper)
+            for load in self._loads.values():
+                if lower in load.nodes:
+                    load.nodes.add(upper)
+
+    def unused_tokens(self) -> int:
+        """Tokens that were loaded and are still waiting for their call."""
+        return sum(self._unused.values())
 
     def clear(self) -> None:
+        self._loads.clear()
         self._loading.clear()
         self._unused.clear()
 
@@ -169,7 +187,8 @@ class Prefetcher:
         if not started:
             return 0, "rejected", "SGLang refused the load"
         self._cache.ready_to_load_host_cache()
-        self._loading[anchor.id] = (time.monotonic(), tokens)
+        self._loads[anchor.id] = _Load(time.monotonic(), tokens, set(fitting))
+        self._loading.update(fitting)
         self._unused.update((node, len(node.key)) for node in fitting)
         self.counters["loaded"] += tokens
         return tokens, "accepted" if tokens == wanted else "clipped", ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from array import array
 
 import hypothesis.strategies as st
-from bare_cache import BareCache
 from hypothesis import given, settings
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from serving.benchmark.bare_cache import BareCache
 from serving.sglang_plugin.ghosts import Ghosts
 
 

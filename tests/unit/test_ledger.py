@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from cache_actor.policies.base import Combine
 from serving.sglang_plugin import ledger as module
-from serving.sglang_plugin.ledger import MAX_AGENTS, OTHER_AGENTS, Entry, Ledger, Owner
+from serving.sglang_plugin.agents import MAX_AGENTS, OTHER_AGENTS
+from serving.sglang_plugin.ledger import ENDS_A_SWEEP, Entry, Ledger, Owner
 
 
 class Node:
@@ -137,8 +138,8 @@ class TestOwners:
         tree.touch(leaf, "w", "coder")
         tree.touch(top, "w", "planner")
         owner = tree.ledger.owners["w"]
-        assert tree.ledger.agents(top.entry.owners[owner]) == ["coder", "planner"]
-        assert tree.ledger.agents(leaf.entry.owners[owner]) == ["coder"]
+        assert tree.ledger.agents.named(top.entry.owners[owner]) == ["coder", "planner"]
+        assert tree.ledger.agents.named(leaf.entry.owners[owner]) == ["coder"]
 
     def test_what_used_a_node_used_the_node_that_is_split_off_above_it(self) -> None:
         tree = Tree()
@@ -350,19 +351,46 @@ class TestValues:
 class TestLimits:
     def test_agents_beyond_the_limit_share_a_bit(self) -> None:
         tree = Tree()
-        bits = [tree.ledger.bit(f"a{i}") for i in range(MAX_AGENTS + 50)]
+        agents = [f"a{i}" for i in range(MAX_AGENTS + 50)]
+        (leaf,) = tree.chain(1)
+        for agent in agents:
+            tree.touch(leaf, "w", agent)
+        bits = [tree.ledger.bit(agent) for agent in agents]
         assert len(set(bits)) == MAX_AGENTS
         assert len(set(bits[MAX_AGENTS - 1 :])) == 1
         assert max(bits).bit_length() == MAX_AGENTS
-        assert tree.ledger.agents(bits[-1]) == [OTHER_AGENTS]
-        assert [tree.ledger.bit(f"a{i}") for i in range(MAX_AGENTS + 50)] == bits
+        assert tree.ledger.agents.named(bits[-1]) == [OTHER_AGENTS]
+
+    def test_bits_of_agents_that_no_living_workflow_has_are_used_again(self) -> None:
+        tree = Tree()
+        (anchor, *_), (other,) = tree.chain(2), tree.chain(1)
+        tree.touch(other, "lives", "stays")
+        stays = tree.ledger.bit("stays")
+        for i in range(10 * MAX_AGENTS):
+            tree.touch(anchor, f"w{i}", f"agent {i}")
+            assert tree.ledger.agents.named(anchor.entry.owners[tree.ledger.owners[f"w{i}"]]) == [f"agent {i}"]
+            tree.ledger.end(f"w{i}")
+        assert tree.ledger.bit("stays") == stays
+        assert tree.ledger.agents.named(other.entry.owners[tree.ledger.owners["lives"]]) == ["stays"]
+
+    def test_bits_of_agents_in_a_forecast_are_kept(self) -> None:
+        tree = Tree()
+        (leaf,) = tree.chain(1)
+        tree.touch(leaf, "w", "now")
+        tree.ledger.set_table("w", {"later": 5})
+        for i in range(MAX_AGENTS + ENDS_A_SWEEP):
+            tree.ledger.owner(f"w{i}")
+            tree.ledger.bit(f"agent {i}")
+            tree.ledger.end(f"w{i}")
+        tree.touch(leaf, "w", "later")
+        assert leaf.entry.value == 5
 
     @pytest.mark.parametrize("combine", Combine)
     def test_agents_that_share_a_bit_are_worth_the_best_of_them(self, combine: Combine) -> None:
         tree = Tree(combine)
         (leaf,) = tree.chain(1)
-        for i in range(MAX_AGENTS + 3):
-            tree.ledger.bit(f"a{i}")
+        for i in range(MAX_AGENTS):
+            tree.touch(leaf, "v", f"a{i}")
         tree.touch(leaf, "w", f"a{MAX_AGENTS}")
         tree.ledger.set_table("w", {f"a{MAX_AGENTS + 1}": 9, f"a{MAX_AGENTS + 2}": 4})
         assert leaf.entry.value == 9
@@ -538,7 +566,7 @@ class LedgerMachine(RuleBasedStateMachine):
         ledger = self.tree.ledger
         for node, users in self.users.items():
             entry = node.entry
-            assert {owner.workflow: set(ledger.agents(mask)) for owner, mask in entry.owners.items()} == users
+            assert {owner.workflow: set(ledger.agents.named(mask)) for owner, mask in entry.owners.items()} == users
             worths = [
                 [max(0, self.tables.get(workflow, {}).get(agent, 0)) for agent in agents]
                 for workflow, agents in users.items()

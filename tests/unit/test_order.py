@@ -11,12 +11,12 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from bare_cache import BareCache
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 
 from cache_actor.policies.base import Key
+from serving.benchmark.bare_cache import BareCache
 from serving.sglang_plugin.order import _SLACK, VictimQueue
 
 PERIOD_S = 10.0

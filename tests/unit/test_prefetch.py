@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import math
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from bare_cache import BareCache
+import sglang  # noqa: F401  # before its parts
+from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
+from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from cache_actor.messages import EnginePlan, PrefetchOrder, Receipt, Told, decode, encode
 from cache_actor.policies.base import Combine
+from serving.benchmark.bare_cache import BareCache
 from serving.sglang_plugin.dump import answer, dump
 from serving.sglang_plugin.ledger import Entry, Ledger
 from serving.sglang_plugin.prefetch import MAX_ORDERS, MAX_RECEIPTS, Prefetcher
@@ -244,9 +248,69 @@ class TestService:
         serving = prefetcher(cache)
         serving.accept([order(1, workflow="a"), order(2, workflow="b")], 10.0)
         serving.step(1000)
+        serving.finished({})
         for _ in range(2):
             serving.used(cache.nodes[0])
             serving.lost(cache.nodes[0])
             serving.lost(cache.nodes[1])
             serving.used(cache.nodes[1])
         assert (serving.counters["used"], serving.counters["wasted"]) == (50, 50)
+
+
+class TestLoads:
+    """On SGLang's own host tier, whose loads arrive when `events` says so."""
+
+    def loading(self) -> tuple[BareCache, Any]:
+        """A cache that is loading 40 tokens, and the node that they end in."""
+        bare = BareCache(100, host_tokens=200)
+        bare.call(range(40), "w")
+        bare.evict(40)
+        bare.cache.apply(plan(1, prefetches=[order(1)]))
+        bare.cache.prefetcher.step(1000)
+        assert bare.cache.prefetcher.counters["loaded"] == 40
+        return bare, bare.cache.tree_core.node_by_id(bare.match(range(40)).last_device_node)
+
+    def test_a_node_is_loading_until_its_load_has_arrived(self) -> None:
+        bare, node = self.loading()
+        assert bare.cache.prefetcher.is_loading(node)
+        bare.events()
+        assert not bare.cache.prefetcher.is_loading(node)
+
+    def test_both_parts_of_a_node_that_is_split_under_a_load_are_loading(self) -> None:
+        bare, node = self.loading()
+        bare.match([*range(15), 99])
+        assert len(node.key) == 25
+        assert bare.cache.prefetcher.is_loading(node.parent)
+        bare.events()
+        assert not bare.cache.prefetcher.is_loading(node)
+        assert not bare.cache.prefetcher.is_loading(node.parent)
+
+    def test_a_call_waits_for_the_load_of_its_prefix_and_counts_as_late(self) -> None:
+        bare, _ = self.loading()
+        (ack,) = bare.cache.cache_controller.ack_load_queue
+        waited: list[bool] = []
+        bare.cache.cache_controller.ack_load_queue[0] = SimpleNamespace(
+            **{name: getattr(ack, name) for name in ack._fields} | {"finish_event": _Event(waited)}
+        )
+        request = SimpleNamespace(kv_hints=None, session=None)
+        key = RadixKey(array("q", range(40)), None)
+        bare.cache.match_prefix(MatchPrefixParams(key=key, req=request))
+        assert waited == [True]
+        assert bare.cache.prefetcher.counters["late"] == 40
+
+    def test_a_call_after_the_load_does_not_wait_and_counts_as_a_use(self) -> None:
+        bare, node = self.loading()
+        bare.events()
+        bare.cache.prefetcher.used(node)
+        assert (bare.cache.prefetcher.counters["used"], bare.cache.prefetcher.counters["late"]) == (40, 0)
+
+
+class _Event:
+    def __init__(self, waited: list[bool]) -> None:
+        self._waited = waited
+
+    def synchronize(self) -> None:
+        self._waited.append(True)
+
+    def query(self) -> bool:
+        return bool(self._waited)

@@ -1,0 +1,99 @@
+"""SGLang's prefix tree with ledger entries on its nodes, and its victims in the policy's order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
+from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
+from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
+
+from serving.sglang_plugin.ledger import Entry
+
+if TYPE_CHECKING:
+    from serving.sglang_plugin.cache import ForecacheCache
+
+FULL = ComponentType.FULL
+
+
+class ForecacheTreeCore(UnifiedTreeCore):
+    """SGLang's Python tree core whose nodes have ledger entries and whose leaf sets are victim queues."""
+
+    @property
+    def _cache(self) -> ForecacheCache:
+        cache: ForecacheCache = self.components_by_type[FULL].cache
+        return cache
+
+    def reset(self) -> None:
+        super().reset()
+        cache = self._cache
+        cache.ledger.clear()
+        cache.prefetcher.clear()
+        self.evictable_device_leaves = cache.new_queue("device")
+        self.evictable_host_leaves = cache.new_queue("host")
+
+    def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
+        node = super()._new_node(priority)
+        node.entry = Entry(self._cache.clock())
+        return node
+
+    def _add_new_node(self, *args: Any, **kwargs: Any) -> UnifiedTreeNode:
+        node = super()._add_new_node(*args, **kwargs)
+        cache = self._cache
+        if regret := cache.ghosts.came(node):
+            cache.counters["regret"] += regret
+        return node
+
+    def _unregister_node(self, node: UnifiedTreeNode) -> None:
+        cache = self._cache
+        cache.ghosts.lost(node)
+        cache.ledger.drop(node)
+        super()._unregister_node(node)
+
+
+class ForecacheFullComponent(FullComponent):
+    """SGLang's FULL component, with victims in the policy's order from queues that are never rebuilt for it."""
+
+    def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
+        super().redistribute_on_node_split(new_parent, child)
+        self.cache.ledger.split(new_parent, child)
+        self.cache.prefetcher.split(new_parent, child)
+
+    def _evict_device_start(self, request_cnt: int) -> None:
+        self._evict_device_request_cnt = request_cnt
+        self._passed_over: list[UnifiedTreeNode] = []
+
+    def _evict_device_next_node(
+        self, tracker: dict[ComponentType, int], device_frees: Any, host_frees: Any, cache_actions: Any
+    ) -> int | None:
+        if tracker[self.component_type] >= self._evict_device_request_cnt:
+            return None
+        queue = self.tree_core.evictable_device_leaves
+        victim = queue.first()
+        if victim is None:
+            return None
+        # SGLang may fail to evict it (a write-back without room); it must not be offered twice in one walk.
+        queue.set_aside(victim)
+        self._passed_over.append(victim)
+        self.cache.count_eviction("device", victim)
+        node_id: int = victim.id
+        return node_id
+
+    def _evict_device_end(self) -> None:
+        queue = self.tree_core.evictable_device_leaves
+        queue.lowered(self._passed_over)
+        self._passed_over = []
+
+    def drive_host_eviction(
+        self,
+        num_tokens: int,
+        tracker: dict[ComponentType, int],
+        device_frees: dict[ComponentType, list[torch.Tensor]],
+        host_frees: dict[ComponentType, list[torch.Tensor]],
+        cache_actions: list[Any],
+    ) -> None:
+        queue = self.tree_core.evictable_host_leaves
+        while tracker[self.component_type] < num_tokens and (victim := queue.first()) is not None:
+            self.cache.count_eviction("host", victim)
+            self.tree_core._evict_host_leaf(victim, tracker, device_frees, host_frees, cache_actions=cache_actions)

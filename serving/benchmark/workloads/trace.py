@@ -73,7 +73,7 @@ def trace(
         raise WorkloadError(f"{file} holds no workflow that can be read ({reader.skipped} lines skipped)")
     if shuffle:
         random.Random(f"trace/{seed}").shuffle(reader.lines)
-        del reader.lines[workflows:]
+        reader.lines = reader.lines[:workflows]
     build = _Builder(reader.lines, time_scale, output_s_per_token)
     made = Workload(f"trace:{file.stem}", tuple(build.workflow(*line) for line in reader.lines), reader.skipped)
     return made.scaled(scale)

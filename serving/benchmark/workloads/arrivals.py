@@ -20,7 +20,7 @@ class Lanes:
         if isinstance(self.lanes, bool) or not isinstance(self.lanes, int) or self.lanes < 1:
             raise WorkloadError(f"lanes is {self.lanes!r}; give a whole number from 1")
 
-    def start_times(self, workload: Workload) -> None:
+    def start_times(self, workload: Workload) -> tuple[float, ...] | None:
         """None: a start depends on an end."""
         return None
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import orjson
 from pydantic import BaseModel, Field, ValidationError
 
 from serving.benchmark.workloads.convert_mooncake import runs
@@ -70,9 +72,9 @@ def _sessions(source: Path) -> Iterator[tuple[str, bytes]]:
             yield str(file), file.read_bytes()
         return
     text = source.read_bytes()
-    # A file with one session may be spread over lines; one with many has a whole object in each.
-    lines = [line for line in text.splitlines() if line.strip()]
-    if lines and not lines[0].rstrip().endswith(b"}"):
+    # One session may be spread over many lines; many sessions are one in each line, which is no JSON as a whole.
+    with suppress(orjson.JSONDecodeError):
+        orjson.loads(text)
         yield str(source), text
         return
     for number, line in enumerate(text.splitlines(), start=1):

@@ -22,6 +22,9 @@ import numpy.typing as npt
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 SEED = 20260701
+# Resamples of very few workflows differ too little. With five, not even all of them agreeing is beyond chance at 95 %
+# (sign test: 2 · 0.5⁵ = 6 %); with six it is (3 %).
+FEWEST = 6
 
 Array = npt.NDArray[np.float64]
 Statistic = Callable[[Array], Array]
@@ -49,9 +52,10 @@ def resampled_sums(rounds: Sequence[Array], seed: int = SEED, resamples: int = R
 
 
 def estimate(rounds: Sequence[Array], statistics: Sequence[Statistic]) -> list[list[float] | None]:
-    """Each statistic as [value, low, high] of its 95 % interval; None where it has no value (nothing to divide by)."""
+    """Each statistic as [value, low, high] of its 95 % interval; None where it has no value (nothing to divide by),
+    and everywhere if there are fewer than `FEWEST` workflows."""
     filled = [each for each in rounds if len(each)]
-    if not filled:
+    if sum(map(len, filled)) < FEWEST:
         return [None] * len(statistics)
     total = np.concatenate(filled).sum(axis=0)
     sums = resampled_sums(filled)
@@ -70,8 +74,9 @@ def interval(value: float, resampled: Array) -> list[float] | None:
 
 
 def percentile_ratio(before: Array, after: Array, percent: float, seed: int = SEED) -> list[float] | None:
-    """Ratio of a percentile of two unpaired samples, [ratio, low, high]; each sample is resampled on its own."""
-    if not before.size or not after.size:
+    """Ratio of a percentile of two unpaired samples, [ratio, low, high]; each sample is resampled on its own.
+    None if either has fewer than `FEWEST`."""
+    if min(before.size, after.size) < FEWEST:
         return None
     generator = np.random.default_rng(seed)
 

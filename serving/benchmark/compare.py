@@ -60,9 +60,9 @@ def compare(
 
     Returns:
         {"schema", "before", "after" (suite and about), "points": [{"key", "point", "policies": {policy: {figure:
-        {"before", "after", "change", "kind", "beyond_noise"}}}, "only_before", "only_after" (policies)}], "only_before",
-        "only_after" (keys of points)}. `change` is [value, low, high]: a ratio, or for shares a difference; `low` and
-        `high` are None where there is no interval, and then `beyond_noise` is None too.
+        {"before", "after", "change", "kind", "beyond_noise"}}}, "only_before", "only_after" (policies)}],
+        "only_before", "only_after" (keys of points)}. `change` is [value, low, high]: a ratio, or for
+        shares a difference; `low` and `high` are None where there is no interval, and then `beyond_noise` is None too.
 
     Raises:
         ResultsError: the schema of either is another than this version's.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.benchmark.bootstrap import Array, estimate, excludes
+from serving.benchmark.bootstrap import FEWEST, Array, estimate, excludes
 from serving.benchmark.workflow_figures import WorkflowFigures
 
 BASELINES = ("sglang-lru", "stock", "lru")
@@ -17,7 +17,7 @@ IDEALS = ("oracle", "belady", "unlimited")
 LEAST_DISTANCE = 0.01
 
 Estimate = list[float] | None
-"""[value, low, high] of a 95 % interval, or None."""
+"""[value, low, high] of a 95 % interval; None with fewer than `FEWEST` pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ def _no_way(ideal: Contrast | None, name: str, figure: str) -> str | None:
         return f"{name} was not run here"
     gain = _gain(ideal, figure)
     if gain is None:
-        return f"{name} and {ideal.over} have no finished workflow in common"
+        return f"{name} and {ideal.over} have fewer than {FEWEST} finished workflows in common"
     unit = "of the prompt tokens" if figure == "hit" else "of the latency"
     measured = ideal.hit_share_difference if figure == "hit" else ideal.latency_mean
     if not excludes(measured, 0.0 if figure == "hit" else 1.0):

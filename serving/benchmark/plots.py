@@ -23,7 +23,7 @@ UNITS = {
     "device_tokens": "device pool (tokens)",
     "host_tokens": "host pool (tokens)",
 }
-LATENCY, HIT = "mean workflow latency (s)", "hit share of prompt tokens"
+LATENCY, RATIO, HIT = "mean workflow latency (s)", "latency ÷ baseline's", "hit share of prompt tokens"
 
 
 def mean(figure: str) -> Reader:
@@ -51,9 +51,11 @@ def ratio(figure: str) -> Reader:
 
 @styled
 def along_axis(row: Slice, policies: Sequence[str]) -> Figure:
-    """Latency and hit share of each policy against the axis of a slice; of a single point, one line for each policy."""
+    """Latency, also over the baseline's, and hit share against the axis of a slice; of one point, a row a policy."""
     shown = [name for name in policies if any(name in point["policies"] for point in row.points)]
-    readers = ((mean("latency_mean_s"), LATENCY), (mean("hit_share"), HIT))
+    readers = [(mean("latency_mean_s"), LATENCY), (mean("hit_share"), HIT)]
+    if any(point["ratios"] for point in row.points):
+        readers.insert(1, (ratio("latency_mean"), RATIO))
     if len(row.points) == 1:
         return _dots(row.points[0], shown, policies, readers)
     axis_label = UNITS.get(str(row.axis), str(row.axis).replace("_", " "))
@@ -64,10 +66,8 @@ def along_axis(row: Slice, policies: Sequence[str]) -> Figure:
 def along_noise(row: Slice, policies: Sequence[str]) -> Figure:
     """Hit share, and latency over the baseline's, against the forecasts' noise."""
     shown = [name for name in policies if any(name in point["policies"] for point in row.points)]
-    readers = ((ratio("latency_mean"), "latency ÷ baseline's"), (mean("hit_share"), HIT))
-    figure = _lines(row, shown, policies, readers, f"{NOISE} in the forecasts")
-    figure.axes[0].axhline(1.0, color="black", linewidth=0.8)
-    return figure
+    readers = [(ratio("latency_mean"), RATIO), (mean("hit_share"), HIT)]
+    return _lines(row, shown, policies, readers, f"{NOISE} in the forecasts")
 
 
 @styled
@@ -134,7 +134,7 @@ def _lines(
     row: Slice, shown: Sequence[str], policies: Sequence[str], readers: Sequence[tuple[Reader, str]], axis_label: str
 ) -> Figure:
     """Panels side by side with one line for each policy, set apart so that no whisker hides another."""
-    figure = Figure(figsize=(11, max(4.2, 0.8 + 0.27 * len(shown))))
+    figure = Figure(figsize=(4.0 * len(readers) + 2, max(4.2, 0.8 + 0.27 * len(shown))))
     places = [number(point["point"].get(row.axis)) or 0.0 for point in row.points]
     # Points of a sweep double more often than not: even steps keep all of them apart.
     even = list(range(len(places)))
@@ -151,7 +151,7 @@ def _lines(
         if max((len(f"{place:,g}") for place in places), default=0) * len(places) > 40:
             axes.tick_params(axis="x", labelrotation=35)
         axes.grid(visible=False, axis="x")
-        _percent(axes, name)
+        _scale(axes, name)
     handles: dict[str, Any] = {}
     for axes in figure.axes:
         handles.update({label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)})
@@ -171,7 +171,7 @@ def _whiskers(axes: Axes, at: Sequence[float], values: Sequence[Figure3], policy
 
 def _dots(point: Point, shown: Sequence[str], policies: Sequence[str], readers: Sequence[tuple[Reader, str]]) -> Figure:
     """Panels side by side with one row for each policy."""
-    figure = Figure(figsize=(11, 1.3 + 0.34 * len(shown)))
+    figure = Figure(figsize=(4.0 * len(readers) + 2, 1.3 + 0.34 * len(shown)))
     for axes, (read, name) in zip(figure.subplots(1, len(readers), sharey=True), readers, strict=True):
         for at, policy in enumerate(shown):
             value = read(point, policy)
@@ -181,13 +181,18 @@ def _dots(point: Point, shown: Sequence[str], policies: Sequence[str], readers: 
                 axes.errorbar([value[0]], [at], xerr=ends, capsize=3, **style)
         axes.set(xlabel=name, ylim=(len(shown) - 0.5, -0.5))
         axes.set_yticks(range(len(shown)), [shorten(policy) for policy in shown])
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        _percent(axes, name, horizontal=True)
+        axes.xaxis.set_major_locator(MaxNLocator(4))
+        _scale(axes, name, horizontal=True)
     return figure
 
 
-def _percent(axes: Axes, name: str, horizontal: bool = False) -> None:
-    """Shares as per cent. Nothing is forced to begin at 0: that would hide the differences the picture is for."""
+def _scale(axes: Axes, name: str, horizontal: bool = False) -> None:
+    """Shares as per cent, and ratios with a line at "no difference".
+
+    Nothing is forced to begin at 0: that would hide the differences the picture is for.
+    """
+    if name == RATIO:
+        (axes.axvline if horizontal else axes.axhline)(1.0, color="black", linewidth=0.8)
     if name == HIT:
         axis: Axis = axes.xaxis if horizontal else axes.yaxis
         axis.set_major_formatter(PercentFormatter(1.0))

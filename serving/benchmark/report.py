@@ -136,7 +136,8 @@ def _point_section(point: Point, points: Sequence[Point], policies: Sequence[str
 
     figures = point["policies"]
     parts = [
-        f"<p class=note>{escape(describe(point['point']))}. Band: {escape(point['band'])}, {escape(point['band_why'])}.</p>"
+        f"<p class=note>{escape(describe(point['point']))}. "
+        f"Band: {escape(point['band'])}, {escape(point['band_why'])}.</p>"
     ]
     if any(each["hit_device"] is not None for each in figures.values()):
         parts.append(draw("Where the prompt tokens came from.", plots.tiers, point, policies))

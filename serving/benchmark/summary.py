@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serving.benchmark.bands import NOTHING_EVICTED, SATURATED
-from serving.benchmark.bootstrap import excludes
+from serving.benchmark.bootstrap import FEWEST, excludes
 from serving.benchmark.sweep import Point, label
 
 Estimate = Sequence[float]
@@ -84,5 +84,5 @@ def _sorted_out(
     noise = [name for each, name in known if not excludes(each, neutral)]
     missing = [name for name, each in figures.items() if each is None]
     parts += [f"within noise: {', '.join(noise)}"] if noise else []
-    parts += [f"not comparable: {', '.join(missing)}"] if missing else []
+    parts += [f"not comparable (fewer than {FEWEST} workflows in common): {', '.join(missing)}"] if missing else []
     return "; ".join(parts) + "."

@@ -24,10 +24,10 @@ durations = st.lists(st.floats(0.01, 100), min_size=1, max_size=4)
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[CallRecord]:
-    """A few rounds of a few workflows."""
+    """A few rounds of a few workflows, enough for an interval."""
     calls: list[CallRecord] = []
     for round_ in range(draw(st.integers(1, 3))):
-        for number in range(draw(st.integers(1, 4))):
+        for number in range(draw(st.integers(6, 8))):
             seconds, hit = draw(durations), draw(st.integers(0, 800))
             calls += workflow_calls("p", "lru", round_, f"w{number}", seconds, hit, draw(st.floats(0, 5)))
     return calls
@@ -93,21 +93,26 @@ class TestContrast:
         assert ratio == pytest.approx([factor, factor, factor])
 
     def test_pairs_match_whatever_the_order(self) -> None:
-        figures = workflow_figures(c for w in "abc" for c in workflow_calls("p", "x", 0, w, [ord(w) - 96.0]))
+        figures = workflow_figures(c for w in "abcdef" for c in workflow_calls("p", "x", 0, w, [ord(w) - 96.0]))
         slower = scaled(figures, 2.0)
         assert contrast(slower[::-1], figures, "lru") == contrast(slower, figures[::-1], "lru")
 
     def test_a_workflow_with_a_failed_call_is_left_out_of_both(self) -> None:
-        figures = workflow_figures(c for w in "abc" for c in workflow_calls("p", "x", 0, w, [1.0]))
+        figures = workflow_figures(c for w in "abcdefg" for c in workflow_calls("p", "x", 0, w, [1.0]))
         failed = [replace(figures[0], failed_calls=1, latency_s=1000.0), *figures[1:]]
         for result in (contrast(failed, figures, "lru"), contrast(figures, failed, "lru")):
-            assert (result.pairs, result.left_out_failed) == (2, 1)
+            assert (result.pairs, result.left_out_failed) == (6, 1)
             assert result.latency_mean == pytest.approx([1, 1, 1])
 
     def test_without_a_common_workflow_there_is_no_ratio(self) -> None:
         figures = workflow_figures(workflow_calls("p", "x", 0, "a", [1.0]))
         result = contrast(figures, [replace(figures[0], round=1)], "lru")
         assert (result.pairs, result.latency_mean) == (0, None)
+
+    def test_a_handful_of_pairs_is_too_few_for_a_ratio(self) -> None:
+        figures = workflow_figures(c for w in "abcde" for c in workflow_calls("p", "x", 0, w, [1.0]))
+        result = contrast(figures, figures, "lru")
+        assert (result.pairs, result.latency_mean, result.hit_share_difference) == (5, None, None)
 
     def test_pairs_of_unequal_work_are_counted(self) -> None:
         one, other = (workflow_figures(workflow_calls("p", "x", 0, "a", [1.0] * n)) for n in (1, 2))

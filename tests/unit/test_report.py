@@ -111,6 +111,18 @@ def test_one_policy_at_one_point_with_or_without_a_finished_workflow(workflows: 
     print_results(made, Console(file=io.StringIO()))
 
 
+def test_policies_missing_at_a_point_are_tolerated() -> None:
+    records = made_up({"lru": 1.0, "reuse": 0.9}, SWEEP)
+    kept = {
+        key: value
+        for key, value in records.rounds.items()
+        if key[:2] not in ((SWEEP[0].key, "lru"), (SWEEP[2].key, "reuse")) and key[0] != SWEEP[3].key
+    }
+    text = Page(html_page(results(Records(records.points, kept)))).text
+    assert "no baseline) at: concurrency 4, noise 0.0" in text
+    assert "concurrency 8, noise 0.3: no round finished" in text
+
+
 def test_nothing_at_all_is_a_page_too() -> None:
     for records in (Records({}, {}), Records({"p": PointSpec("p", {})}, {})):
         assert "No workflow finished" in Page(html_page(results(records))).text

@@ -6,6 +6,14 @@ Methods and their Application", 1997, section 3.8). When rounds hardly differ, t
 had to be; of a single round it holds nothing of how rounds differ. Both are what an honest "within noise" wants.
 The interval's ends are the 2.5 % and 97.5 % percentiles of the resampled figure (Efron's percentile method).
 
+How often the interval held the truth on made-up ratios of .8 (20 workflows a round with a spread of .2, 200 trials):
+
+| spread of the rounds | 1 round | 2 | 3 | 5 | 8 |
+|---|---|---|---|---|---|
+| 0 | .91 | .95 | .98 | .97 | .99 |
+| .05 | .83 | .90 | .92 | .91 | .97 |
+| .1 | .59 | .80 | .88 | .86 | .95 |
+
 Every figure is a function of sums (a mean is a sum over a count, a ratio of means is made of four sums), so a resample
 is only a weight for each workflow: the weights of a round are drawn as one multinomial, and the sums of all resamples
 are one matrix product.

@@ -9,6 +9,9 @@ from serving.benchmark.bands import NOTHING_EVICTED, SATURATED
 from serving.benchmark.bootstrap import FEWEST, excludes
 from serving.benchmark.sweep import Point, label
 
+# See the table in `bootstrap`.
+ENOUGH_ROUNDS = 3
+
 Estimate = Sequence[float]
 
 
@@ -26,8 +29,11 @@ def _cautions(results: Mapping[str, Any]) -> list[str]:
         lines.append("The run was interrupted: only the rounds that had finished are counted.")
     if not any(figures["workflows"] for figures in every):
         return [*lines, "No workflow finished, so there is nothing to compare."]
-    if results["rounds"] == 1:
-        lines.append("There was one round: the intervals say nothing of how much rounds differ from one another.")
+    if results["rounds"] < ENOUGH_ROUNDS:
+        lines.append(
+            f"Rounds: {results['rounds']}. With fewer than {ENOUGH_ROUNDS} the intervals are too narrow if rounds "
+            "differ from one another; of one round they say nothing of it."
+        )
     failed, calls = sum(figures["failed_calls"] for figures in every), sum(figures["calls"] for figures in every)
     if failed:
         lines.append(

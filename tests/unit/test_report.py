@@ -150,7 +150,7 @@ class TestSummary:
         (key, (record, calls)), *others = records.rounds.items()
         rounds = dict([(key, (record, [replace(calls[0], error="503"), *calls[1:]])), *others])
         lines = " ".join(summary(results(Records(records.points, rounds))))
-        for warning in ("one round", "1 of 72 calls failed", "No choice of policy can matter"):
+        for warning in ("Rounds: 1.", "1 of 72 calls failed", "No choice of policy can matter"):
             assert warning in lines
 
 

@@ -1,0 +1,91 @@
+"""The policies that a benchmark compares, by the names that suites and command lines use."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools"]
+Prefetch = Literal["off", "conservative", "aggressive"]
+
+_NOISY = re.compile(r"noisy\(([0-9.]+)\)$")
+_PREFETCH: dict[str, Prefetch] = {"+prefetch": "conservative", "+aggressive": "aggressive"}
+
+
+class ContestantError(ValueError):
+    """A name that no policy of a benchmark has; the message lists those that exist."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One policy of a benchmark.
+
+    Attributes:
+        backend: `sglang` is SGLang's own cache, untouched; `forecache` ours under `policy` and `parameters`.
+        forecasts: where the value tables come from; `none`: there are none.
+        noise: of `noisy` forecasts, the share of steps that name a wrong agent.
+        prefetch: what is done with the forecasts beside ordering victims.
+        session_refs: SGLang's own preference for evicting what no open session refers to.
+        unlimited: nothing is ever evicted: the floor.
+        clairvoyant: victims by the true next use of every node (Belady), which only a replay can know.
+    """
+
+    name: str
+    backend: Literal["forecache", "sglang"] = "forecache"
+    policy: str = "lru"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    forecasts: Forecasts = "none"
+    noise: float = 0.0
+    prefetch: Prefetch = "off"
+    session_refs: bool = False
+    unlimited: bool = False
+    clairvoyant: bool = False
+
+
+_PLAIN: dict[str, dict[str, Any]] = {
+    "stock": {"backend": "sglang"},
+    "session-refs": {"backend": "sglang", "session_refs": True},
+    "lru": {"policy": "lru"},
+    "lifecycle": {"policy": "lifecycle"},
+    "lifecycle-strict": {"policy": "lifecycle", "parameters": {"strict": True}},
+    "lookahead-uniform": {"policy": "lookahead", "forecasts": "uniform"},
+    "lookahead-markov": {"policy": "lookahead", "forecasts": "markov"},
+    "lookahead-oracle": {"policy": "lookahead", "forecasts": "oracle"},
+    "steps": {"policy": "steps", "forecasts": "graph"},
+    "survival": {"policy": "survival", "parameters": {"form": "additive"}, "forecasts": "transitions"},
+    "cachescout": {"policy": "survival", "parameters": {"form": "multiplicative"}, "forecasts": "transitions"},
+    "ttl": {"policy": "ttl", "forecasts": "tools"},
+    "belady": {"clairvoyant": True},
+    "unlimited": {"policy": "lru", "unlimited": True},
+}
+
+
+def contestant_names() -> list[str]:
+    """The names; `lookahead-noisy(X)` stands for any share X of wrong steps from 0 to 1."""
+    return [*_PLAIN, "lookahead-noisy(X)"]
+
+
+def contestant(name: str) -> Contestant:
+    """A policy by its name, which may end in `+prefetch` or, for the ablation, `+aggressive`.
+
+    Raises:
+        ContestantError: there is no such policy, or it has no forecasts to prefetch by.
+    """
+    base, prefetch = name, _PREFETCH.get("")
+    for suffix, mode in _PREFETCH.items():
+        if name.endswith(suffix):
+            base, prefetch = name.removesuffix(suffix), mode
+    given = _PLAIN.get(base)
+    if noisy := _NOISY.match(base.removeprefix("lookahead-")):
+        noise = float(noisy[1])
+        if noise > 1:
+            raise ContestantError(f"policy {name!r}: the share of wrong steps is {noise:g}; give one from 0 to 1")
+        given = {"policy": "lookahead", "forecasts": "noisy", "noise": noise}
+    if given is None:
+        raise ContestantError(f"unknown policy {name!r}; choose from {', '.join(contestant_names())}")
+    if prefetch is None:
+        return Contestant(name, **given)
+    if given.get("policy") != "lookahead":
+        raise ContestantError(f"policy {name!r}: only the lookahead policies have a next agent to prefetch for")
+    return Contestant(name, **given, prefetch=prefetch)

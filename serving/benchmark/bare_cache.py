@@ -29,7 +29,12 @@ class NoRoom(Exception):
 
 
 def make_cache(
-    device_tokens: int, host_tokens: int, settings: CacheSettings, clock: Callable[[], float], page_size: int = 1
+    device_tokens: int,
+    host_tokens: int,
+    settings: CacheSettings,
+    clock: Callable[[], float],
+    page_size: int = 1,
+    cache_class: type[ForecacheCache] = ForecacheCache,
 ) -> ForecacheCache:
     """A cache of so many tokens by tier; `host_tokens` 0 leaves out the host tier."""
     plugin.register()
@@ -45,7 +50,7 @@ def make_cache(
         page_size=page_size,
         tree_components=(ComponentType.FULL,),
     )
-    cache = ForecacheCache(params, clock=clock)
+    cache = cache_class(params, clock=clock)
     if host_tokens:
         platform.install()
         with get_context().override_server_args(

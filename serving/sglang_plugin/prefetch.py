@@ -55,6 +55,7 @@ class Prefetcher:
         self.counters: Counter[str] = Counter()
         self.receipts: list[Receipt] = []
         self.at_work = False
+        self.timer = time.monotonic  # a model of an engine has its own
         self._cache = cache
         self._orders: list[_Pending] = []
         self._saved = 0
@@ -112,7 +113,7 @@ class Prefetcher:
         for anchor in [one for one in self._loads if one not in anchors_left]:
             load = self._loads.pop(anchor)
             self._loading -= load.nodes
-            seconds = max(time.monotonic() - load.started, 1e-4)
+            seconds = max(self.timer() - load.started, 1e-4)
             self.tokens_per_s += 0.2 * (load.tokens / seconds - self.tokens_per_s)
 
     def is_loading(self, node: Any) -> bool:
@@ -187,7 +188,7 @@ class Prefetcher:
         if not started:
             return 0, "rejected", "SGLang refused the load"
         self._cache.ready_to_load_host_cache()
-        self._loads[anchor.id] = _Load(time.monotonic(), tokens, set(fitting))
+        self._loads[anchor.id] = _Load(self.timer(), tokens, set(fitting))
         self._loading.update(fitting)
         self._unused.update((node, len(node.key)) for node in fitting)
         self.counters["loaded"] += tokens

@@ -1,0 +1,262 @@
+"""A workload on modelled engines: workflows arrive, call, pause, end; every figure that a real run has, and sooner."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import zlib
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cache_actor.messages import PrefetchOrder
+from serving.benchmark.contestants import Contestant
+from serving.benchmark.forecasts import Word, source_of
+from serving.benchmark.records import CallRecord, RoundRecord
+from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
+from serving.benchmark.replay.costs import Costs
+from serving.benchmark.replay.engine import EngineShape, ModelEngine
+from serving.benchmark.replay.request import Request
+from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
+from serving.benchmark.workloads.arrivals import Arrivals
+from serving.sglang_plugin.cache import ForecacheCache
+from serving.sglang_plugin.settings import CacheSettings
+
+# So large a vocabulary that different texts begin alike by no chance.
+VOCABULARY = 1 << 40
+PLAN_DELAY_S = 0.005
+PLAN_LIFE_S = 600.0
+SAMPLES = 200
+PROGRESS_CALLS = 20
+MAX_PREFETCH_TOKENS = 1 << 20
+
+Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is replayed, on what.
+
+    Attributes:
+        engines: how many; a workflow stays on one.
+        point: key of the sweep's point that it is, for the records.
+    """
+
+    workload: Workload
+    arrivals: Arrivals
+    costs: Costs
+    shape: EngineShape
+    engines: int = 1
+    seed: int = 0
+    point: str = "replay"
+    round: int = 0
+
+
+class Replay:
+    """One policy on one setup. `run` leaves the records of a round, as the driver of the real system writes them.
+
+    Args:
+        first_pass: when each call was sent under another policy; for the clairvoyant alone.
+        teacher: another workload of the kind, which forecasts learn from before.
+    """
+
+    record: RoundRecord
+
+    def __init__(
+        self,
+        setup: Setup,
+        contestant: Contestant,
+        first_pass: Times | None = None,
+        teacher: Workload | None = None,
+    ) -> None:
+        self._setup = setup
+        self._contestant = contestant
+        self.calls: list[CallRecord] = []
+        self.sent: Times = {}
+        self._source = source_of(contestant, setup.workload, setup.seed)
+        if self._source is not None and teacher is not None:
+            self._source.teach(teacher)
+        self._tokens = Tokens(VOCABULARY)
+        self._outputs = _outputs(setup.workload)
+        self._events: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = itertools.count()
+        self._orders = itertools.count()
+        self._future = Future(setup.workload, first_pass) if first_pass is not None else None
+        self._engines = [self._engine() for _ in range(setup.engines)]
+        self._homes: dict[str, int] = {}
+        self._live = [0] * setup.engines
+        self._stepping = [False] * setup.engines
+        self._waiting: deque[Workflow] = deque()
+        self._timeline: list[dict[str, float]] = []
+
+    def _engine(self) -> ModelEngine:
+        setup, contestant = self._setup, self._contestant
+        settings = CacheSettings(
+            policy=contestant.policy,
+            parameters=contestant.parameters,
+            prefetch=contestant.prefetch,
+            prefetch_reserve_tokens=setup.shape.chunk_tokens,
+            prefetch_tokens_per_s=setup.costs.link_tokens_per_s,
+        )
+        cache_class = ClairvoyantCache if self._future is not None else ForecacheCache
+        engine = ModelEngine(setup.shape, setup.costs, settings, self._finished, cache_class)
+        if isinstance(engine.cache, ClairvoyantCache) and self._future is not None:
+            engine.cache.future = self._future
+        return engine
+
+    def run(self, progress: Progress = lambda calls: None) -> None:
+        """Replays all of it; `progress` hears how many calls are over."""
+        self._arrive()
+        now = 0.0
+        sample_every = 0.5
+        next_sample = 0.0
+        told = 0
+        while self._events:
+            now, _, event = heapq.heappop(self._events)
+            event(now)
+            if now >= next_sample:
+                self._timeline.append({"at_s": now} | self._pools(self._engines[0]))
+                next_sample = now + sample_every
+                if len(self._timeline) >= 2 * SAMPLES:
+                    self._timeline = self._timeline[::2]
+                    sample_every *= 2
+            if len(self.calls) >= told + PROGRESS_CALLS:
+                told = len(self.calls)
+                progress(told)
+        progress(len(self.calls))
+        counters: dict[str, int] = {}
+        for engine in self._engines:
+            for name, count in engine.cache._counters().items():
+                counters[name] = counters.get(name, 0) + count
+        counters["retractions"] = sum(engine.retractions for engine in self._engines)
+        cpu_s = sum(engine.cpu_s for engine in self._engines)
+        name, setup = self._contestant.name, self._setup
+        self.record = RoundRecord(setup.point, name, setup.round, now, counters, cpu_s, self._timeline)
+
+    def _arrive(self) -> None:
+        workflows = self._setup.workload.workflows
+        if isinstance(self._setup.arrivals, Lanes):
+            self._waiting.extend(workflows)
+            for _ in range(min(self._setup.arrivals.lanes, len(workflows))):
+                self._begin(self._waiting.popleft(), 0.0)
+            return
+        times = self._setup.arrivals.start_times(self._setup.workload)
+        assert times is not None, "only lanes have no times"
+        for workflow, start in zip(workflows, times, strict=True):
+            self._begin(workflow, start)
+
+    def _begin(self, workflow: Workflow, at: float) -> None:
+        self._at(at, lambda now: self._send(workflow, 0, now))
+
+    def _send(self, workflow: Workflow, index: int, now: float) -> None:
+        if index == 0:
+            self._homes[workflow.id] = self._home(workflow)
+            self._live[self._homes[workflow.id]] += 1
+        self.sent[workflow.id, index] = now
+        if self._future is not None:
+            self._future.sent(workflow, index, now)
+        self._say(workflow, self._source.started(workflow, index, now) if self._source else None, now)
+        self._at(now + self._setup.costs.call_s / 2, lambda then: self._submit(workflow, index, then))
+
+    def _submit(self, workflow: Workflow, index: int, now: float) -> None:
+        call = workflow.calls[index]
+        prompt = self._tokens.prompt_ids(call, None)
+        own = Segment(f"{workflow.id}/{index}/output", call.output_tokens)
+        output = self._tokens.ids(self._outputs.get((workflow.id, index), own))
+        engine = self._engines[self._homes[workflow.id]]
+        engine.submit(Request(workflow, index, prompt, np.asarray(output), now))
+        self._wake(self._homes[workflow.id], now)
+
+    def _wake(self, place: int, now: float) -> None:
+        if not self._stepping[place]:
+            self._stepping[place] = True
+            self._engines[place].now = max(self._engines[place].now, now)
+            self._at(now, lambda then: self._step(place))
+
+    def _step(self, place: int) -> None:
+        engine = self._engines[place]
+        until = self._events[0][0] if self._events else float("inf")
+        self._stepping[place] = engine.step(until)
+        if self._stepping[place]:
+            self._at(engine.now, lambda now: self._step(place))
+        elif engine.cache.prefetcher.has_work and self._events:  # an idle engine goes on loading
+            self._at(max(engine.now + PLAN_DELAY_S, until), lambda now: self._wake(place, now))
+
+    def _finished(self, request: Request) -> None:
+        end = request.done_s + self._setup.costs.call_s / 2
+        self._at(end, lambda now: self._answered(request, now))
+
+    def _answered(self, request: Request, now: float) -> None:
+        workflow, index, setup = request.workflow, request.index, self._setup
+        call = workflow.calls[index]
+        assert request.first_token_s is not None
+        self.calls.append(
+            CallRecord(
+                point=setup.point,
+                policy=self._contestant.name,
+                round=setup.round,
+                workflow=workflow.id,
+                index=index,
+                agent=call.agent,
+                sent_s=self.sent[workflow.id, index],
+                first_token_s=request.first_token_s + setup.costs.call_s / 2,
+                end_s=now,
+                prompt_tokens=len(request.origin_input_ids),
+                hit_device=request.cached_tokens_device,
+                hit_host=request.cached_tokens_host,
+                output_tokens=request.output_tokens,
+                pause_s=call.pause_s,
+            )
+        )
+        if index + 1 < len(workflow.calls):
+            self._say(workflow, self._source.ended(workflow, index, now) if self._source else None, now)
+            self._at(now + call.pause_s, lambda then: self._send(workflow, index + 1, then))
+            return
+        if self._source:
+            self._source.over(workflow)
+        self._live[self._homes[workflow.id]] -= 1
+        if self._waiting:
+            self._begin(self._waiting.popleft(), now)
+
+    def _say(self, workflow: Workflow, word: Word | None, now: float) -> None:
+        if word is None:
+            return
+        prefetch = word.prefetch if self._contestant.prefetch != "off" else {}
+        orders = [
+            PrefetchOrder(next(self._orders), workflow.id, agent, value, MAX_PREFETCH_TOKENS)
+            for agent, value in prefetch.items()
+        ]
+        place = self._homes[workflow.id]
+        self._at(now + PLAN_DELAY_S, lambda then: self._tell(place, {workflow.id: word.table}, orders))
+
+    def _tell(self, place: int, tables: dict[str, dict[str, int] | None], orders: list[Any]) -> None:
+        self._engines[place].tell(tables, orders, PLAN_LIFE_S)
+
+    def _home(self, workflow: Workflow) -> int:
+        """The engine of a workflow: the one with the fewest, ties by a hash that any run repeats."""
+        mixed = zlib.crc32(workflow.id.encode())
+        return min(range(len(self._engines)), key=lambda place: (self._live[place], (mixed + place) % len(self._live)))
+
+    def _at(self, when: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (when, next(self._numbers), event))
+
+    @staticmethod
+    def _pools(engine: ModelEngine) -> dict[str, float]:
+        occupied = engine.cache.occupancy()
+        prefetched = occupied.pop("prefetched_unused")
+        named = {name.removeprefix("device_"): float(tokens) for name, tokens in occupied.items()}
+        named["active"] += named.pop("dormant") - prefetched
+        return named | {"prefetched": float(prefetched), "free": float(engine.cache.free_tokens())}
+
+
+def _outputs(workload: Workload) -> dict[tuple[str, int], Segment]:
+    """What calls generate, under the ids by which later prompts know it."""
+    return {
+        (workflow.id, segment.output_of): segment
+        for workflow, _, call in workload.calls()
+        for segment in call.prompt
+        if segment.output_of is not None
+    }

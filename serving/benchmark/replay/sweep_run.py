@@ -1,0 +1,108 @@
+"""Replays of several policies at several sizes, written down as a benchmark's rounds."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from serving.benchmark.contestants import Contestant
+from serving.benchmark.records import PointSpec, RecordWriter
+from serving.benchmark.replay.costs import Costs
+from serving.benchmark.replay.engine import EngineShape
+from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.workloads import Lanes, Workload
+from serving.benchmark.workloads.arrivals import Arrivals
+
+FIRST_PASS = Contestant("lru")
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What is replayed: every policy at every combination of sizes, on the workload of each round's seed.
+
+    Attributes:
+        workload: of a seed; round r takes `seed + r`, and forecasts that learn are taught on one that is not measured.
+        arrivals: lanes are swept over; any other arrivals stand alone.
+        host_ratio: host tokens to a device token.
+        learns: whether another seed is another workload of the same kind; a trace is the same for all.
+    """
+
+    workload: Callable[[int], Workload]
+    policies: Sequence[Contestant]
+    costs: Costs
+    arrivals: Sequence[Arrivals]
+    device_tokens: Sequence[int]
+    host_ratio: float
+    engines: int = 1
+    chunk_tokens: int = 8192
+    max_running: int = 64
+    rounds: int = 1
+    seed: int = 0
+    learns: bool = True
+
+    def points(self) -> Iterator[tuple[PointSpec, Arrivals, int]]:
+        for arrivals, device in itertools.product(self.arrivals, self.device_tokens):
+            name = {"concurrency": arrivals.lanes} if isinstance(arrivals, Lanes) else {"arrivals": str(arrivals)}
+            host = round(device * self.host_ratio)
+            yield PointSpec.of(**name, device_tokens=device, host_tokens=host), arrivals, device
+
+    @property
+    def replays(self) -> int:
+        return len(self.arrivals) * len(self.device_tokens) * self.rounds * len(self.policies)
+
+
+def run_sweep(sweep: Sweep, path: Path, progress: Callable[[str, int, int], None]) -> None:
+    """Runs it all and writes the records to `path`, round by round.
+
+    Args:
+        progress: told of the policy, of its calls that are over, and of all its calls.
+
+    Raises:
+        WorkloadError, TooLong: what cannot be replayed.
+    """
+    with RecordWriter(path) as writer:
+        for point, arrivals, device in sweep.points():
+            writer.point(point)
+            for number in range(sweep.rounds):
+                _round(sweep, writer, point, arrivals, device, number, progress)
+
+
+def _round(
+    sweep: Sweep,
+    writer: RecordWriter,
+    point: PointSpec,
+    arrivals: Arrivals,
+    device: int,
+    number: int,
+    progress: Callable[[str, int, int], None],
+) -> None:
+    workload = sweep.workload(sweep.seed + number)
+    teacher = sweep.workload(sweep.seed + number + 10_000) if sweep.learns else None
+    statistics = workload.statistics()
+    shape = EngineShape(
+        device_tokens=device,
+        host_tokens=round(device * sweep.host_ratio),
+        chunk_tokens=sweep.chunk_tokens,
+        max_running=sweep.max_running,
+        longest_call=statistics.longest_prompt + max(call.output_tokens for _, _, call in workload.calls()),
+    )
+    everything = statistics.distinct_tokens + statistics.output_tokens + shape.longest_call
+    setup = Setup(workload, arrivals, sweep.costs, shape, sweep.engines, sweep.seed, point.key, number)
+
+    def run(contestant: Contestant, first_pass: Replay | None = None) -> Replay:
+        its = setup
+        if contestant.unlimited:
+            its = replace(setup, shape=replace(shape, device_tokens=max(device, everything), host_tokens=0))
+        replay = Replay(its, contestant, first_pass.sent if first_pass else None, teacher)
+        replay.run(lambda calls: progress(contestant.name, calls, statistics.calls))
+        return replay
+
+    for contestant in sweep.policies:
+        first = run(FIRST_PASS) if contestant.clairvoyant else None
+        writer.begin_round(point.key, contestant.name, number)
+        replay = run(contestant, first)
+        for call in replay.calls:
+            writer.call(call)
+        writer.end_round(replay.record)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from serving.benchmark.replay.command import replay
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.demo import demo
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("demo")(demo)
+app.command("replay")(replay)
 app.add_typer(engine_app, name="engine")
 
 

@@ -27,7 +27,7 @@ class Future:
     """Which calls use which prefix, and when.
 
     Args:
-        times: when each call (workflow, index) was sent in the first pass.
+        times: when each call (workflow, index) was sent in the first pass; what is absent was not.
     """
 
     def __init__(self, workload: Workload, times: Times) -> None:
@@ -43,7 +43,7 @@ class Future:
                     length += segment.tokens
                     path.append(place)
                     ends.append(length)
-                    users[place].append((times[workflow.id, index], workflow.id, index))
+                    users[place].append((times.get((workflow.id, index), math.inf), workflow.id, index))
                 self._paths[workflow.id, index] = np.array(ends), path
         self._users = {place: sorted(calls) for place, calls in users.items()}
         self._passed: dict[int, int] = defaultdict(int)
@@ -51,7 +51,7 @@ class Future:
 
     def sent(self, workflow: Workflow, index: int, now: float) -> None:
         """The call is made now: what comes after it is later, or earlier, by as much as this one is."""
-        self._next[workflow.id] = index + 1, now - self._times[workflow.id, index]
+        self._next[workflow.id] = index + 1, now - self._times.get((workflow.id, index), now)
 
     def places(self, request: Request, ends: list[int]) -> list[int | None]:
         """The prefixes of a call that end at or after these token positions, None beyond its prompt."""

@@ -82,6 +82,6 @@ def roofline(name: str) -> Costs:
         decode_context_s=model.kv_bytes / memory,
         link_tokens_per_s=gpu.bus * gpus * BUS_SHARE / model.kv_bytes,
         call_s=CALL_S,
-        source=f"{model.source}; {gpus} x {gpu.source}; shares of the peaks assumed: {ARITHMETIC_SHARE:g} of arithmetic, "
-        f"{MEMORY_SHARE:g} of memory, {BUS_SHARE:g} of the bus",
+        source=f"{model.source}; {gpus} x {gpu.source}; assumed shares of the peaks: {ARITHMETIC_SHARE:g} of "
+        f"arithmetic, {MEMORY_SHARE:g} of memory, {BUS_SHARE:g} of the bus",
     )

@@ -18,7 +18,7 @@ from serving.benchmark.forecasts import Word, source_of
 from serving.benchmark.records import CallRecord, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
 from serving.benchmark.replay.costs import Costs
-from serving.benchmark.replay.engine import EngineShape, ModelEngine
+from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
 from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
 from serving.benchmark.workloads.arrivals import Arrivals
@@ -167,7 +167,11 @@ class Replay:
         own = Segment(f"{workflow.id}/{index}/output", call.output_tokens)
         output = self._tokens.ids(self._outputs.get((workflow.id, index), own))
         engine = self._engines[self._homes[workflow.id]]
-        engine.submit(Request(workflow, index, prompt, np.asarray(output), now))
+        try:
+            engine.submit(Request(workflow, index, prompt, np.asarray(output), now))
+        except TooLong as error:
+            self._refused(workflow, index, len(prompt), str(error), now)
+            return
         self._wake(self._homes[workflow.id], now)
 
     def _wake(self, place: int, now: float) -> None:
@@ -193,28 +197,45 @@ class Replay:
         workflow, index, setup = request.workflow, request.index, self._setup
         call = workflow.calls[index]
         assert request.first_token_s is not None
-        self.calls.append(
-            CallRecord(
-                point=setup.point,
-                policy=self._contestant.name,
-                round=setup.round,
-                workflow=workflow.id,
-                index=index,
-                agent=call.agent,
-                sent_s=self.sent[workflow.id, index],
-                first_token_s=request.first_token_s + setup.costs.call_s / 2,
-                end_s=now,
-                prompt_tokens=len(request.origin_input_ids),
-                hit_device=request.cached_tokens_device,
-                hit_host=request.cached_tokens_host,
-                output_tokens=request.output_tokens,
-                pause_s=call.pause_s,
-            )
+        self._note(
+            workflow,
+            index,
+            now,
+            first_token_s=request.first_token_s + setup.costs.call_s / 2,
+            prompt_tokens=len(request.origin_input_ids),
+            hit_device=request.cached_tokens_device,
+            hit_host=request.cached_tokens_host,
+            output_tokens=request.output_tokens,
+            pause_s=call.pause_s,
         )
         if index + 1 < len(workflow.calls):
             self._say(workflow, self._source.ended(workflow, index, now) if self._source else None, now)
             self._at(now + call.pause_s, lambda then: self._send(workflow, index + 1, then))
             return
+        self._over(workflow, now)
+
+    def _refused(self, workflow: Workflow, index: int, prompt_tokens: int, error: str, now: float) -> None:
+        """The call can never run: it fails, and its workflow with it."""
+        self._note(workflow, index, now, first_token_s=None, prompt_tokens=prompt_tokens, error=error)
+        self._engines[self._homes[workflow.id]].cache.end_workflow(workflow.id)
+        self._over(workflow, now)
+
+    def _note(self, workflow: Workflow, index: int, now: float, **figures: Any) -> None:
+        self.calls.append(
+            CallRecord(
+                point=self._setup.point,
+                policy=self._contestant.name,
+                round=self._setup.round,
+                workflow=workflow.id,
+                index=index,
+                agent=workflow.calls[index].agent,
+                sent_s=self.sent[workflow.id, index],
+                end_s=now,
+                **figures,
+            )
+        )
+
+    def _over(self, workflow: Workflow, now: float) -> None:
         if self._source:
             self._source.over(workflow)
         self._live[self._homes[workflow.id]] -= 1

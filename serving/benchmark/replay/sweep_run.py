@@ -60,7 +60,7 @@ def run_sweep(sweep: Sweep, path: Path, progress: Callable[[str, int, int], None
         progress: told of the policy, of its calls that are over, and of all its calls.
 
     Raises:
-        WorkloadError, TooLong: what cannot be replayed.
+        WorkloadError: what cannot be made.
     """
     with RecordWriter(path) as writer:
         for point, arrivals, device in sweep.points():

@@ -1,0 +1,220 @@
+"""Replay in virtual time: the real cache under a modelled engine, with figures that can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from serving.benchmark.contestants import contestant
+from serving.benchmark.records import read_records
+from serving.benchmark.replay.costs import CalibrationError, Costs, calibration_names, load_costs
+from serving.benchmark.replay.engine import EngineShape
+from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.sweep_run import Sweep, run_sweep
+from serving.benchmark.workloads import Call, Lanes, Poisson, Segment, Workflow, Workload, make_workload
+from serving.cli import app
+from serving.sglang_plugin.integrity import check_integrity
+
+COSTS = Costs(
+    name="round",
+    prefill_s=0.01,
+    prefill_token_s=0.001,
+    prefill_pair_s=0.0,
+    decode_s=0.02,
+    decode_call_s=0.0,
+    decode_context_s=0.0,
+    link_tokens_per_s=1000.0,
+    call_s=0.1,
+    source="made up",
+)
+LOOKAHEAD = ["lookahead-markov", "lookahead-noisy(0.2)", "lookahead-oracle+prefetch", "lookahead-oracle+aggressive"]
+POLICIES = ["lru", "lifecycle", "steps", "survival", "ttl", "cachescout", "belady", *LOOKAHEAD]
+
+
+def workflow(name: str, *prompts: tuple[int, ...], output: int = 5, pause: float = 1.0) -> Workflow:
+    """Calls whose prompts are segments of 100 tokens, by number."""
+    calls = [
+        Call(f"agent-{index % 2}", tuple(Segment(f"s{number}", 100) for number in prompt), output, pause)
+        for index, prompt in enumerate(prompts)
+    ]
+    return Workflow(name, tuple(calls))
+
+
+def setup(workload: Workload, device: int = 10_000, host: int = 0, lanes: int = 1, **shape: Any) -> Setup:
+    sizes = {"chunk_tokens": 1000, "max_running": 8, "longest_call": 8000}
+    return Setup(workload, Lanes(lanes), COSTS, EngineShape(device, host, **sizes | shape))
+
+
+def replayed(its: Setup, policy: str = "lru") -> Replay:
+    first = None
+    if contestant(policy).clairvoyant:
+        first = Replay(its, contestant("lru"))
+        first.run()
+    run = Replay(its, contestant(policy), first.sent if first else None)
+    run.run()
+    for engine in run._engines:
+        assert not engine.busy
+        check_integrity(engine.cache)
+        assert engine.cache.full_protected_size() == 0
+        assert len(engine._rows.free_slots) == engine._rows.size
+    return run
+
+
+class TestTime:
+    def test_a_call_takes_what_its_steps_cost(self) -> None:
+        (call,) = replayed(setup(Workload("one", (workflow("w", (1, 2)),)))).calls
+        # Half of the call's own time, a prefill of 200 tokens; then four decode steps and the other half.
+        assert call.first_token_s == pytest.approx(0.05 + 0.01 + 0.2 + 0.05)
+        assert call.end_s == pytest.approx(0.05 + 0.01 + 0.2 + 4 * 0.02 + 0.05)
+        assert (call.prompt_tokens, call.hit_device, call.hit_host) == (200, 0, 0)
+
+    def test_a_prefix_that_is_there_is_not_computed(self) -> None:
+        first, second = replayed(setup(Workload("two", (workflow("w", (1, 2), (1, 2, 3)),)))).calls
+        assert second.sent_s == pytest.approx(first.end_s + 1.0)
+        assert second.hit_device == 200
+        assert second.first_token_s is not None
+        assert second.first_token_s - second.sent_s == pytest.approx(0.05 + 0.01 + 0.1 + 0.05)
+
+    def test_a_long_prompt_is_computed_in_chunks(self) -> None:
+        (call,) = replayed(setup(Workload("long", (workflow("w", tuple(range(25))),)))).calls
+        assert call.first_token_s == pytest.approx(0.05 + 3 * 0.01 + 2.5 + 0.05)
+
+    def test_calls_at_once_share_their_steps(self) -> None:
+        both = Workload("both", (workflow("a", (1,)), workflow("b", (2,))))
+        calls = replayed(setup(both, lanes=2)).calls
+        assert [call.first_token_s for call in calls] == [pytest.approx(0.05 + 0.01 + 0.2 + 0.05)] * 2
+        assert [call.end_s for call in calls] == [pytest.approx(0.05 + 0.01 + 0.2 + 4 * 0.02 + 0.05)] * 2
+
+    def test_what_comes_back_from_the_host_takes_the_links_time(self) -> None:
+        filler = [workflow(f"f{number}", (100 + 10 * number, *range(200, 206))) for number in range(3)]
+        again = replace(workflow("again", (1, 2, 3, 4, 5)), id="again")
+        workload = Workload("host", (workflow("w", (1, 2, 3, 4)), *filler, again))
+        calls = replayed(setup(workload, device=1000, host=4000)).calls
+        last = calls[-1]
+        assert last.hit_host == 400
+        assert last.first_token_s is not None
+        assert last.first_token_s - last.sent_s == pytest.approx(0.05 + max(0.4, 0.01 + 0.1) + 0.05)
+
+
+class TestWorkloads:
+    @pytest.mark.parametrize("policy", POLICIES)
+    def test_every_policy_answers_every_call_under_pressure(self, policy: str) -> None:
+        workload = make_workload("hover", 1, workflows=8, scale=0.2)
+        run = replayed(setup(workload, device=3000, host=3600, lanes=4, chunk_tokens=256), policy)
+        assert len(run.calls) == workload.statistics().calls
+        assert {call.error for call in run.calls} == {None}
+        if not policy.endswith("+aggressive"):
+            assert run.record.counters.get("active_evictions_by_prefetch", 0) == 0
+
+    def test_it_repeats_itself(self) -> None:
+        its = setup(make_workload("hover", 1, workflows=6, scale=0.2), device=3000, lanes=3)
+        assert replayed(its, "lookahead-oracle").calls == replayed(its, "lookahead-oracle").calls
+
+    def test_more_knowledge_hits_more(self) -> None:
+        its = setup(make_workload("hover", 3, workflows=16, scale=0.3), device=11_000, host=13_000, lanes=8)
+        hits = {
+            policy: sum(call.hit_device + call.hit_host for call in replayed(its, policy).calls)
+            for policy in ("lru", "lookahead-oracle", "belady")
+        }
+        assert hits["lru"] < hits["lookahead-oracle"] < hits["belady"]
+
+    def test_several_engines_share_the_workflows(self) -> None:
+        its = setup(make_workload("hover", 1, workflows=8, scale=0.2), lanes=8)
+        run = replayed(replace(its, engines=2))
+        assert sorted(run._live) == [0, 0]
+        assert {run._homes[one.id] for one in its.workload.workflows} == {0, 1}
+
+    def test_open_arrivals(self) -> None:
+        its = replace(setup(make_workload("hover", 1, workflows=6, scale=0.2)), arrivals=Poisson(0.5, 1))
+        starts = [call.sent_s for call in replayed(its).calls if call.index == 0]
+        assert sorted(starts) == pytest.approx(list(Poisson(0.5, 1).start_times(its.workload)))
+
+    def test_a_decode_without_room_sends_calls_back_and_loses_none(self) -> None:
+        flood = Workload("flood", tuple(workflow(f"w{n}", (10 * n, 10 * n + 1), output=300) for n in range(4)))
+        run = replayed(setup(flood, device=1200, lanes=4))
+        assert run.record.counters["retractions"] > 0
+        assert [call.output_tokens for call in run.calls] == [300] * 4
+
+    def test_a_call_that_can_never_run_fails_with_its_workflow_and_the_others_go_on(self) -> None:
+        mixed = Workload("mixed", (workflow("big", (1,), tuple(range(30)), (1,)), workflow("small", (1, 2))))
+        calls = replayed(setup(mixed, device=1000)).calls
+        failed = [call for call in calls if call.error]
+        assert [(call.workflow, call.index) for call in failed] == [("big", 1)]
+        assert "3005 tokens" in str(failed[0].error)
+        assert [call.workflow for call in calls] == ["big", "big", "small"]
+
+
+class TestCosts:
+    def test_every_calibration_that_comes_along_can_be_read(self) -> None:
+        assert {"qwen3-14b-a6000", "qwen3-14b-h100", "qwen3-32b-h100"} <= set(calibration_names())
+        for name in calibration_names():
+            costs = load_costs(name)
+            assert costs.prefill([(1000, 0)]) < costs.prefill([(1000, 8000)])
+            assert costs.source
+
+    def test_a_written_one_comes_back(self, tmp_path: Path) -> None:
+        COSTS.write(tmp_path / "mine.json")
+        assert load_costs(str(tmp_path / "mine.json")) == COSTS
+
+    def test_what_is_none_says_so(self, tmp_path: Path) -> None:
+        with pytest.raises(CalibrationError, match="qwen3-14b-a6000"):
+            load_costs("nowhere")
+        (tmp_path / "bad.json").write_text('{"name": "x"}')
+        with pytest.raises(CalibrationError, match="prefill_s"):
+            load_costs(str(tmp_path / "bad.json"))
+
+
+class TestSweep:
+    def test_every_policy_of_every_point_is_written_down(self, tmp_path: Path) -> None:
+        sweep = Sweep(
+            workload=lambda seed: make_workload("hover", seed, workflows=3, scale=0.1),
+            policies=[contestant("lru"), contestant("belady"), contestant("unlimited")],
+            costs=COSTS,
+            arrivals=[Lanes(1), Lanes(2)],
+            device_tokens=[1500, 2500],
+            host_ratio=1.0,
+            rounds=2,
+        )
+        run_sweep(sweep, tmp_path / "records.jsonl", lambda name, calls, of: None)
+        records = read_records(tmp_path / "records.jsonl")
+        assert len(records.points) == 4
+        assert len(records.rounds) == sweep.replays == 4 * 2 * 3
+
+
+class TestCommand:
+    def run(self, *arguments: str) -> Any:
+        return CliRunner().invoke(app, ["replay", *arguments])
+
+    def test_a_workload_as_json_and_as_a_report(self, tmp_path: Path) -> None:
+        run = self.run(
+            *("--workload", "hover", "-p", "workflows=4", "--scale", "0.1", "--lanes", "2", "--policy", "lru,belady"),
+            *("--capacity", "0.6", "--out", str(tmp_path), "--json"),
+        )
+        assert run.exit_code == 0, run.output
+        (point,) = json.loads(run.stdout)["points"]
+        assert set(point["policies"]) == {"lru", "belady"}
+        assert (tmp_path / "index.html").exists()
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            ((), "--trace FILE or --workload NAME"),
+            (("--workload", "hoover"), "hover"),
+            (("--workload", "hover", "--policy", "lfu"), "lookahead-oracle"),
+            (("--workload", "hover", "--calibration", "tpu"), "qwen3-14b-a6000"),
+            (("--workload", "hover", "--lanes", "none"), "--lanes"),
+            (("--workload", "hover", "-p", "workflows"), "key=value"),
+            (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
+            (("--workload", "hover", "--rate", "1", "--recorded"), "not both"),
+        ],
+    )
+    def test_bad_input_is_a_clear_error(self, arguments: tuple[str, ...], said: str) -> None:
+        run = self.run(*arguments)
+        assert run.exit_code == 2
+        assert said in run.output
+        assert "Traceback" not in run.output

@@ -1,0 +1,194 @@
+"""`forecache bench calibrate`: what the steps of a running engine cost, measured from outside, for the replay.
+
+Prompts are random token ids that nobody has sent before, so what is cached is known. The engine must be idle otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+from scipy.optimize import nnls
+
+from serving.benchmark.replay.costs import Costs
+
+PROMPTS = (16, 128, 512, 1024, 2048)
+CONTEXTS = (0, 2048, 6144)
+NEW_TOKENS = (32, 512)
+BATCHES = (1, 2, 4, 8)
+BATCH_CONTEXTS = (32, 2048)
+DECODE_TOKENS = 24
+LINK_TOKENS = 4096
+# Where no host tier is, loads do not occur; any large number will do.
+NO_LINK_TOKENS_PER_S = 1e9
+
+Progress = Callable[[str], None]
+
+
+class CalibrateError(RuntimeError):
+    """The endpoint does not answer, or not as it must for a calibration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One call: seconds to its first token and to its end, and the tokens of it that were cached."""
+
+    first_s: float
+    total_s: float
+    device: int
+    host: int
+
+
+class Calibration:
+    """Measures through the OpenAI endpoint.
+
+    Args:
+        vocabulary: token ids are drawn from this range.
+        rounds: every figure is the median of so many.
+    """
+
+    def __init__(self, http: httpx.AsyncClient, model: str, vocabulary: range, rounds: int, progress: Progress) -> None:
+        self._http = http
+        self._model = model
+        self._vocabulary = vocabulary
+        self._rounds = rounds
+        self._progress = progress
+        self._random = random.Random(time.time_ns())
+
+    async def run(self, name: str, source: str) -> Costs:
+        """All of it, in some minutes.
+
+        Raises:
+            CalibrateError: a call failed.
+        """
+        await self._call(self._prompt(16), 8)
+        call_and_prefill, token, pair = await self._prefills()
+        step, each, context = await self._decodes()
+        link = await self._link()
+        # A prefill's fixed part cannot be told from the call's; it is taken to be a decode step's.
+        return Costs(
+            name=name,
+            prefill_s=min(step, call_and_prefill),
+            prefill_token_s=token,
+            prefill_pair_s=pair,
+            decode_s=step,
+            decode_call_s=each,
+            decode_context_s=context,
+            link_tokens_per_s=link,
+            call_s=max(0.0, call_and_prefill - step),
+            source=source,
+        )
+
+    async def _prefills(self) -> tuple[float, float, float]:
+        rows: list[list[float]] = []
+        seconds: list[float] = []
+        plan = [(0, new) for new in PROMPTS] + [(before, new) for before in CONTEXTS[1:] for new in NEW_TOKENS]
+        for before, new in plan:
+            self._progress(f"prefill of {new} tokens after {before}")
+            times = []
+            for _ in range(self._rounds):
+                known = self._prompt(before)
+                if before:
+                    await self._call(known, 1)
+                times.append((await self._call(known + self._prompt(new), 1)).first_s)
+            rows.append([1.0, new, new * (before + new / 2)])
+            seconds.append(statistics.median(times))
+        return _fit(rows, seconds)
+
+    async def _decodes(self) -> tuple[float, float, float]:
+        rows: list[list[float]] = []
+        seconds: list[float] = []
+        for context in BATCH_CONTEXTS:
+            for calls in BATCHES:
+                self._progress(f"decode of {calls} calls after {context} tokens")
+                steps = []
+                for _ in range(self._rounds):
+                    prompts = [self._prompt(context) for _ in range(calls)]
+                    await asyncio.gather(*(self._call(prompt, 1) for prompt in prompts))
+                    samples = await asyncio.gather(*(self._call(prompt, DECODE_TOKENS) for prompt in prompts))
+                    steps += [(one.total_s - one.first_s) / (DECODE_TOKENS - 1) for one in samples]
+                rows.append([1.0, calls, calls * (context + DECODE_TOKENS / 2)])
+                seconds.append(statistics.median(steps))
+        return _fit(rows, seconds)
+
+    async def _link(self) -> float:
+        """Tokens a second from the host: how much longer a call takes whose prefix is there than one on the device."""
+        pools = (await self._get("/engines"))["data"][0]["cache"]
+        if pools is None or "host_size" not in pools["pools"]:
+            return NO_LINK_TOKENS_PER_S
+        pool = sum(pools["pools"][name] for name in ("free", "evictable", "locked"))
+        tokens = min(LINK_TOKENS, pool // 4)
+        rates = []
+        for number in range(self._rounds):
+            self._progress(f"loads from the host: {number + 1} of {self._rounds}")
+            known = self._prompt(tokens)
+            await self._call(known, 1)
+            there = await self._call(known + self._prompt(16), 1)
+            for _ in range(pool // tokens + 1):
+                await self._call(self._prompt(tokens), 1)
+            back = await self._call(known + self._prompt(16), 1)
+            if back.host:
+                rates.append(back.host / max(back.first_s - there.first_s, 1e-4))
+        if not rates:
+            raise CalibrateError("nothing came back from the host tier: is it as large as the device's?")
+        return statistics.median(rates)
+
+    def _prompt(self, tokens: int) -> list[int]:
+        return self._random.choices(self._vocabulary, k=tokens)
+
+    async def _get(self, path: str) -> Any:
+        return (await self._http.get(path)).raise_for_status().json()
+
+    async def _call(self, prompt: list[int], tokens: int) -> Sample:
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        first = 0.0
+        usage: dict[str, Any] = {}
+        start = time.perf_counter()
+        async with self._http.stream("POST", "/completions", json=body) as reply:
+            if reply.status_code != 200:
+                raise CalibrateError(f"the endpoint answered {reply.status_code}: {(await reply.aread())[:300]!r}")
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    first = first or time.perf_counter() - start
+                    usage = json.loads(line.removeprefix("data: ")).get("usage") or usage
+        total = time.perf_counter() - start
+        cached = usage.get("prompt_tokens_details") or {}
+        return Sample(first, total, int(cached.get("device") or 0), int(cached.get("host") or 0))
+
+
+def _fit(rows: list[list[float]], seconds: list[float]) -> tuple[float, float, float]:
+    """Least squares with no negative part, each measurement weighed by its size so that short ones count, too."""
+    weights = 1 / np.array(seconds)
+    found, _ = nnls(np.array(rows) * weights[:, None], np.array(seconds) * weights)
+    return float(found[0]), float(found[1]), float(found[2])
+
+
+async def calibrate(base_url: str, name: str, vocabulary: range, rounds: int, progress: Progress) -> Costs:
+    """Measures the first engine behind an endpoint.
+
+    Raises:
+        CalibrateError: there is no endpoint, or a call failed.
+    """
+    try:
+        async with httpx.AsyncClient(base_url=base_url.rstrip("/"), timeout=300) as http:
+            model = (await http.get("/models")).raise_for_status().json()["data"][0]["id"]
+            source = f"measured with forecache bench calibrate on {model}"
+            return await Calibration(http, model, vocabulary, rounds, progress).run(name, source)
+    except httpx.HTTPError as error:
+        raise CalibrateError(f"{base_url} failed: {error!r}; start a server with `serve run`") from error

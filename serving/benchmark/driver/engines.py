@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import logging
 import os
 import socket
 import time
@@ -55,8 +57,6 @@ class Target:
 
     async def flush(self, engine: str) -> None:
         """Empties an engine's cache, which has to become idle for it. Raises EnginesError."""
-        import asyncio
-
         deadline = time.monotonic() + FLUSH_LIMIT_S
         while not await self.handle.flush.remote(EngineQuery(engine)):
             if time.monotonic() > deadline:
@@ -87,6 +87,7 @@ class Fleet:
         import ray
         from ray import serve
 
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
         if os.environ.get("RAY_ADDRESS"):
             ray.init(address="auto", namespace="serve", **quiet)
@@ -106,14 +107,11 @@ class Fleet:
         from ray import serve
 
         try:
-            if self._ours:
-                serve.shutdown()
-            else:
-                for _, target in self._targets.values():
-                    serve.delete(target.name)
+            for _, target in self._targets.values():
+                serve.delete(target.name)
         finally:
             self._targets.clear()
-            ray.shutdown()
+            ray.shutdown()  # a runtime of our own ends with it, and its Serve
 
     def target(self, variant: Variant) -> Target:
         """The application of a variant, started if it does not run; some 25 s then.

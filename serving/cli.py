@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from serving.benchmark.driver.command import run as bench_run
+from serving.benchmark.commands import compare, convert
+from serving.benchmark.driver.command import run
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.demo import demo
@@ -28,7 +29,8 @@ app.add_typer(engine_app, name="engine")
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-bench.command("run")(bench_run)
+for command in (run, compare, convert):
+    bench.command(command.__name__)(command)
 
 
 @bench.command("soak")

@@ -81,7 +81,7 @@ def run(
 
 
 def _play(work: Run) -> None:
-    """With a progress bar on standard error."""
+    """With a progress bar on standard error; where that is no terminal, with a line for each thing begun."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
@@ -93,13 +93,34 @@ def _play(work: Run) -> None:
         TextColumn("calls, {task.fields[rounds]} rounds, left"),
         TimeRemainingColumn(),
     )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        work.play(_Lines(time.monotonic()).show)
+        return
+    with Bar(*columns, console=console) as bar:
         task = bar.add_task("starting", total=work.progress.all_calls, rounds=f"0/{work.progress.all_rounds}")
 
         def show(now: Progress) -> None:
             bar.update(task, description=now.now, completed=now.calls, rounds=f"{now.rounds}/{now.all_rounds}")
 
         work.play(show)
+
+
+class _Lines:
+    """Progress for a log."""
+
+    def __init__(self, started: float) -> None:
+        self._started = started
+        self._said = ""
+
+    def show(self, now: Progress) -> None:
+        if now.now == self._said:
+            return
+        self._said = now.now
+        passed = time.monotonic() - self._started
+        left = f", {passed / now.calls * (now.all_calls - now.calls):.0f} s left" if now.calls else ""
+        done = f"{now.rounds}/{now.all_rounds} rounds, {now.calls}/{now.all_calls} calls"
+        typer.echo(f"{passed:6.0f} s  {done}{left}: {now.now}", err=True)
 
 
 def _report(results: dict[str, Any], folder: Path, as_json: bool) -> None:

@@ -100,6 +100,7 @@ class EnginePlan:
     tables: for a workflow, the value of each of its agents; None takes the values back.
     prefetches: orders, each answered by a receipt.
     policy, parameters: another eviction policy from now on; None leaves it.
+    prefetch: another way to prefetch from now on (`off`, `conservative`, `aggressive`); None leaves it.
     """
 
     plan: int
@@ -109,6 +110,7 @@ class EnginePlan:
     prefetches: list[PrefetchOrder]
     policy: str | None = None
     parameters: dict[str, str | int | float | bool] | None = None
+    prefetch: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

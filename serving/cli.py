@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from importlib.metadata import version as distribution_version
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from serving.benchmark.commands import calibrate, compare, convert, overhead
+from serving.benchmark.driver.command import run
 from serving.benchmark.replay.command import replay
 from serving.config import ModelConfig
 from serving.config_reference import reference
@@ -31,6 +31,8 @@ app.add_typer(engine_app, name="engine")
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
+for command in (run, compare, convert, calibrate, overhead):
+    bench.command(command.__name__)(command)
 
 
 @bench.command("soak")
@@ -93,32 +95,6 @@ def cache_cost(
     if check and (names := cost.missed(figures)):
         typer.echo(f"over budget: {', '.join(names)}", err=True)
         raise typer.Exit(1)
-
-
-@bench.command("calibrate")
-def calibrate(
-    out: Annotated[Path, typer.Argument(help="File to write, for `forecache replay --calibration`.")],
-    base_url: Annotated[str, typer.Option(help="The endpoint; idle, one engine.")] = "http://127.0.0.1:8000/v1",
-    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-    first_id: Annotated[int, typer.Option(help="Token ids of prompts are drawn from here …")] = 10,
-    last_id: Annotated[int, typer.Option(help="… to here; both must be ordinary tokens of the model.")] = 290,
-) -> None:
-    """Measure what a running engine's steps cost. Exit code: 0 written, 2 the endpoint failed, 130 interrupted."""
-    from rich.console import Console
-
-    from serving.benchmark.calibrate import CalibrateError
-    from serving.benchmark.calibrate import calibrate as measure
-
-    try:
-        with Console(stderr=True).status("starting") as status:
-            costs = asyncio.run(measure(base_url, out.stem, range(first_id, last_id + 1), rounds, status.update))
-    except CalibrateError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    costs.write(out)
-    typer.echo(out.read_text(), nl=False)
 
 
 @app.command("prepare")

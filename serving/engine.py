@@ -128,6 +128,17 @@ class EngineReplica:
         """What the engine's cache says to `figures`, `dump` or `check`."""
         return await self._plans.ask(what)
 
+    async def flush(self, query: EngineQuery) -> bool:
+        """Empties the cache, which only an idle engine can; whether it did. For benchmarks."""
+        return bool((await self._engine.tokenizer_manager.flush_cache()).success)
+
+    async def close_sessions(self, query: EngineQuery, sessions: list[str]) -> None:
+        """Ends sessions of SGLang's own `enable_session_radix_cache`, with which benchmarks compare."""
+        from sglang.srt.managers.io_struct import CloseSessionReqInput
+
+        for session in sessions:
+            await self._engine.tokenizer_manager.close_session(CloseSessionReqInput(session_id=session))
+
     async def check_health(self) -> None:
         if problem := self._health.problem(time.monotonic()):
             raise RuntimeError(problem)

@@ -33,7 +33,7 @@ from cache_actor.policies.base import Key
 from serving.sglang_plugin.ghosts import Ghosts
 from serving.sglang_plugin.ledger import Ledger, Owner
 from serving.sglang_plugin.order import VictimQueue
-from serving.sglang_plugin.prefetch import Prefetcher
+from serving.sglang_plugin.prefetch import MODES, Prefetcher
 from serving.sglang_plugin.recorder import identity_of
 from serving.sglang_plugin.settings import CacheSettings
 from serving.sglang_plugin.tree import FULL, ForecacheFullComponent, ForecacheTreeCore
@@ -122,17 +122,22 @@ class ForecacheCache(UnifiedRadixCache):
     def apply(self, plan: EnginePlan) -> EngineReport:
         """Does what a plan says, at once and as a whole; prefetches are begun later, between steps.
 
-        A plan that is not newer than the last is refused, as is one without an end or with an unknown policy.
+        A plan that is not newer than the last is refused, as is one without an end or with an unknown policy or way
+        to prefetch.
         """
         if plan.plan <= self.applied_plan:
             return self.report(plan.plan, f"plan {plan.plan} is not newer than plan {self.applied_plan}")
         if not 0 < plan.time_to_live_s < math.inf:
             return self.report(plan.plan, f"time_to_live_s is {plan.time_to_live_s}; give a finite time above 0")
+        if plan.prefetch is not None and plan.prefetch not in MODES:
+            return self.report(plan.plan, f"prefetch cannot be {plan.prefetch!r}; choose from {', '.join(MODES)}")
         if plan.policy is not None:
             try:
                 self.set_policy(plan.policy, plan.parameters)
             except ValueError as error:
                 return self.report(plan.plan, str(error))
+        if plan.prefetch is not None:
+            self.prefetcher.mode = plan.prefetch
         self.applied_plan = plan.plan
         until = self.clock() + plan.time_to_live_s
         for workflow in plan.ends:

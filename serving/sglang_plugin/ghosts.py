@@ -37,6 +37,10 @@ class Ghosts:
     def __len__(self) -> int:
         return len(self._ghosts)
 
+    def clear(self) -> None:
+        """The tree was emptied on demand: what comes now is computed for that, and nothing to regret."""
+        self._ghosts.clear()
+
     def lost(self, node: Any) -> None:
         """`node`, a leaf that still knows its parent, is about to leave the tree. O(tokens of its path)."""
         tokens = _tokens(node)

@@ -29,6 +29,7 @@ class ForecacheTreeCore(UnifiedTreeCore):
         super().reset()
         cache = self._cache
         cache.ledger.clear()
+        cache.ghosts.clear()
         cache.prefetcher.clear()
         self.evictable_device_leaves = cache.new_queue("device")
         self.evictable_host_leaves = cache.new_queue("host")

@@ -67,6 +67,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         prefetches=st.lists(ORDERS, max_size=4),
         policy=st.none() | SHORT,
         parameters=st.none() | PARAMETERS,
+        prefetch=st.none() | SHORT,
     ),
     EngineReport: st.builds(
         EngineReport, COUNTS, st.booleans(), NAMES, st.lists(RECEIPTS, max_size=4), FIGURES, FIGURES
@@ -91,7 +92,7 @@ IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
 STARTED: list[Any] = ["calls_started", [CALL]]
 ORDER: list[Any] = [5, "w", "a", 9, 300]
-PLAN: list[Any] = ["plan", 1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], "lookahead", {"strict": True}]
+PLAN: list[Any] = ["plan", 1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], "lookahead", {"strict": True}, "off"]
 RECEIPT: list[Any] = [5, "clipped", 128, "no room"]
 REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}]
 ENDED: list[Any] = ["ended", ["w", "v"]]
@@ -110,6 +111,7 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
             prefetches=[PrefetchOrder(5, "w", "a", 9, 300)],
             policy="lookahead",
             parameters={"strict": True},
+            prefetch="off",
         ),
     ),
     (REPORT, EngineReport(1, True, "", [Receipt(5, "clipped", 128, "no room")], {"prompt": 7}, {"free": 9})),
@@ -271,6 +273,7 @@ MALFORMED = {
     "none for a parameter": changed(PLAN, 7, {"strict": None}),
     "list for a parameter": changed(PLAN, 7, {"strict": [True]}),
     "bytes as parameter": changed(PLAN, 7, {b"strict": True}),
+    "bool for prefetch": changed(PLAN, 8, False),
     "number for accepted": changed(REPORT, 2, 1),
     "none for reason": changed(REPORT, 3, None),
     "order for a receipt": changed(REPORT, 4, [ORDER]),

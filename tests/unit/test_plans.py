@@ -57,6 +57,23 @@ class TestTables:
         assert [first_call(bare, f"w{number}").table is None for number in (4, 5, 14)] == [True, False, False]
 
 
+class TestPrefetchMode:
+    def test_a_plan_switches_it(self) -> None:
+        bare = BareCache(100, host_tokens=200)
+        assert bare.cache.apply(plan(1, prefetch="off")).accepted
+        assert bare.cache.prefetcher.mode == "off"
+        assert bare.cache.apply(plan(2)).accepted
+        assert bare.cache.prefetcher.mode == "off"
+
+    def test_an_unknown_one_is_refused_and_nothing_of_its_plan_is_done(self) -> None:
+        bare = BareCache(100)
+        report = bare.cache.apply(plan(1, prefetch="wild", policy="lookahead", parameters={}))
+        assert not report.accepted
+        assert "'wild'" in report.reason
+        assert "conservative" in report.reason
+        assert (bare.cache.applied_plan, bare.cache.policy.name) == (0, "lifecycle")
+
+
 class TestAnswers:
     def test_a_plan_that_fails_half_way_is_reported(self, monkeypatch: pytest.MonkeyPatch) -> None:
         said: list[EngineReport] = []

@@ -1,0 +1,128 @@
+"""The small commands of `forecache bench`: what one screen of code does."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+
+EXIT_CANNOT = 2
+EXIT_INTERRUPTED = 130
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def compare(
+    before: Annotated[Path, typer.Argument(help="A results.json, or the folder it is in.")],
+    after: Annotated[Path, typer.Argument(help="Another.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what changed from one result of `bench run` to another, and whether it is beyond noise.
+
+    Exit code: 0 compared, 2 a file cannot be read.
+    """
+    from rich.console import Console
+
+    from serving.benchmark import compare as comparison
+    from serving.benchmark.report import rich_table
+
+    try:
+        old, new = comparison.load_results(before), comparison.load_results(after)
+        found = comparison.compare(old, new, (str(before), str(after)))
+    except comparison.ResultsError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    if as_json:
+        typer.echo(orjson.dumps(found).decode())
+        return
+    for table in comparison.comparison_tables(found):
+        Console().print(rich_table(table, table.title))
+
+
+def convert(
+    format: Annotated[str, typer.Argument(help="mooncake, mooncake-sessions, openai or weka.")],
+    source: Annotated[Path, typer.Argument(help="The log: a file or folder.")],
+    target: Annotated[Path, typer.Argument(help="The trace file to write, for the workload `trace`.")],
+    as_json: AsJson = False,
+) -> None:
+    """Turn a log of another tool into a trace file. What cannot be read is left out, counted and told.
+
+    Exit code: 0 converted, 2 the format is unknown, or nothing could be read or written.
+    """
+    from dataclasses import asdict
+
+    from serving.benchmark import workloads
+
+    try:
+        done = workloads.convert(format, source, target)
+    except workloads.WorkloadError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    if as_json:
+        typer.echo(orjson.dumps(asdict(done)).decode())
+        return
+    typer.echo(f"{target}: {done.workflows} workflows, {done.calls} calls; left out: {done.skipped}")
+    for problem in done.problems:
+        typer.echo(f"  {problem}", err=True)
+
+
+def calibrate(
+    out: Annotated[Path, typer.Argument(help="File to write, for `forecache replay --calibration`.")],
+    base_url: Annotated[str, typer.Option(help="The endpoint; idle, one engine.")] = "http://127.0.0.1:8000/v1",
+    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+    first_id: Annotated[int, typer.Option(help="Token ids of prompts are drawn from here …")] = 10,
+    last_id: Annotated[int, typer.Option(help="… to here; both must be ordinary tokens of the model.")] = 290,
+) -> None:
+    """Measure what a running engine's steps cost. Exit code: 0 written, 2 the endpoint failed, 130 interrupted."""
+    from rich.console import Console
+
+    from serving.benchmark.calibrate import CalibrateError
+    from serving.benchmark.calibrate import calibrate as measure
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            costs = asyncio.run(measure(base_url, out.stem, range(first_id, last_id + 1), rounds, status.update))
+    except CalibrateError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    costs.write(out)
+    typer.echo(out.read_text(), nl=False)
+
+
+def overhead(
+    engines: Annotated[list[int] | None, typer.Option(min=1, help="Engines on each side; again for more.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
+    calls: Annotated[int, typer.Option(min=1, help="Calls of a round.")] = 300,
+    as_json: AsJson = False,
+) -> None:
+    """Serve the same load by bare sglang.launch_server and by Forecache, in turns: throughput ratio and added TTFT.
+
+    Exit code: 0 measured, 2 a side failed, 130 interrupted by Ctrl-C.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from serving.benchmark.overhead import EnginesError, OverheadError, measure_overhead
+
+    figures: dict[str, float] = {}
+    try:
+        with Console(stderr=True).status("starting") as status:
+            for count in engines or [1]:
+                figures |= measure_overhead(count, rounds, calls, status.update)
+    except (OverheadError, EnginesError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        typer.echo(orjson.dumps(figures).decode())
+        return
+    table = Table("figure", "measured")
+    for name, figure in figures.items():
+        table.add_row(name, f"{figure:.3g}")
+    Console().print(table)

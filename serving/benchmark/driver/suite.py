@@ -1,0 +1,212 @@
+"""The suite file of `forecache bench run`: what is compared, under which load, on which engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import yaml
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from serving.benchmark.contestants import ContestantError, contestant
+from serving.benchmark.workloads import (
+    Arrivals,
+    Lanes,
+    Poisson,
+    Times,
+    Workload,
+    WorkloadError,
+    make_workload,
+    workload_parameters,
+)
+from serving.config import AppConfig, StrictModel
+
+# Past the special tokens at a vocabulary's start; the end is that of `random-qwen3`, or low enough for any vocabulary.
+FIRST_TOKEN_ID = 10
+LAST_TOKEN_ID = 290
+# Rounds have seeds of their own, far from that of the workload which forecasts are taught with.
+SEED_STEP = 1000
+
+
+class SuiteError(ValueError):
+    """A suite that cannot be run: names the key, its value and the remedy."""
+
+
+class WorkloadConfig(StrictModel):
+    """A workload by its name; every other key is one of its parameters."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        return dict(self.model_extra or {})
+
+    def make(self, seed: int) -> Workload:
+        """The workload under a seed, if its kind has any use for one. Raises WorkloadError."""
+        return make_workload(self.name, seed, **self.parameters)
+
+
+class ArrivalsConfig(StrictModel):
+    """When workflows start. Exactly one of `lanes`, `poisson_per_s` and `times` is given."""
+
+    lanes: PositiveInt | None = Field(None, description="Closed loop: so many workflows at once.")
+    poisson_per_s: PositiveFloat | None = Field(None, description="Open loop: starts at random, so many a second.")
+    times: bool = Field(False, description="Open loop: as the trace recorded them.")
+    time_scale: PositiveFloat = Field(1.0, description="With `times`: arrival times are multiplied by it, not pauses.")
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        given = [self.lanes is not None, self.poisson_per_s is not None, self.times]
+        if sum(given) != 1:
+            raise ValueError("give exactly one of lanes, poisson_per_s and times")
+        if self.time_scale != 1.0 and not self.times:
+            raise ValueError("time_scale goes with times: true only")
+        return self
+
+    def arrivals(self, seed: int) -> Arrivals:
+        if self.lanes is not None:
+            return Lanes(self.lanes)
+        return Times() if self.poisson_per_s is None else Poisson(self.poisson_per_s, seed)
+
+
+class SweepConfig(StrictModel):
+    """What is varied. Each combination of the lists is a point; `noise` is no axis, it adds policies (see Suite)."""
+
+    concurrency: list[PositiveInt] = Field(default_factory=list, description="Lanes at once, instead of `lanes`.")
+    device_tokens: list[PositiveInt] = Field(default_factory=list, description="An engine's device pool.")
+    host_ratio: list[PositiveFloat] = Field(default_factory=list, description="Host pool by device pool.")
+    noise: list[Annotated[float, Field(ge=0, le=1)]] = Field(
+        default_factory=list, description="Shares x of wrong steps: each adds the policy `lookahead-noisy(x)`."
+    )
+
+
+class RunLimits(StrictModel):
+    """When the driver gives up."""
+
+    call_timeout_s: PositiveFloat = Field(300.0, description="Seconds for a call; then it counts as failed.")
+    silence_s: PositiveFloat = Field(30.0, description="Seconds in which calls fail and none succeeds: the run stops.")
+    engines: PositiveInt = Field(3, description="Applications with engines that are alive at once.")
+
+
+class Suite(StrictModel):
+    """A whole suite file.
+
+    `app` is what `args:` of a Serve config file holds, or the path of such a file, relative to the suite's.
+    """
+
+    name: str = Field(min_length=1)
+    app: AppConfig = Field(default_factory=AppConfig)
+    workload: WorkloadConfig
+    arrivals: ArrivalsConfig
+    rounds: PositiveInt = 3
+    seed: NonNegativeInt = 0
+    warm_up_workflows: NonNegativeInt = Field(1, description="Played on each engine after its start, not recorded.")
+    policies: list[str] = Field(min_length=1)
+    baseline: str | None = Field(None, description="What the policies are compared with; by default `stock` or `lru`.")
+    sweep: SweepConfig = Field(default_factory=lambda: SweepConfig())
+    limits: RunLimits = Field(default_factory=lambda: RunLimits())
+    token_ids: tuple[NonNegativeInt, PositiveInt] | None = Field(
+        None, description="Prompts are made of ids from the first to below the second; by default safe for the model."
+    )
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        names = self.contestants()
+        for name in names:
+            if contestant(name).clairvoyant:
+                raise ValueError(
+                    f"policies: {name!r} knows the future of every node; only `forecache replay` can run it"
+                )
+        if self.baseline is not None and self.baseline not in names:
+            raise ValueError(f"baseline: {self.baseline!r} is not among the policies; choose one of {', '.join(names)}")
+        if self.sweep.concurrency and self.arrivals.lanes is None:
+            raise ValueError("sweep.concurrency varies the lanes; give arrivals.lanes, or leave it out")
+        workload_parameters(self.workload.name)
+        return self
+
+    def contestants(self) -> list[str]:
+        """The names of all policies, each once: those listed, and one for each value of `sweep.noise`."""
+        return list(dict.fromkeys([*self.policies, *(f"lookahead-noisy({noise:g})" for noise in self.sweep.noise)]))
+
+    def round_seed(self, number: int) -> int:
+        return (self.seed + number) * SEED_STEP
+
+    def teaching_seed(self) -> int:
+        """Of the workload that forecasts learn from, which no round plays."""
+        return self.seed * SEED_STEP + 1
+
+    def token_range(self) -> tuple[int, int]:
+        if self.token_ids is not None:
+            return self.token_ids
+        random = self.app.model.source == "random-qwen3"
+        return FIRST_TOKEN_ID, self.app.model.random.vocab_size if random else LAST_TOKEN_ID
+
+
+def load_suite(path: Path, policies: list[str] | None = None, rounds: int | None = None) -> Suite:
+    """The suite in a YAML file.
+
+    Args:
+        policies, rounds: instead of the file's.
+
+    Raises:
+        SuiteError: the file cannot be read, or something in it is wrong (all faults are listed).
+    """
+    given = _mapping(path)
+    if isinstance(app := given.get("app"), str):
+        given["app"] = _app_of(path.parent / app)
+    given |= {} if rounds is None else {"rounds": rounds}
+    if policies is not None:
+        given["policies"] = policies
+        if given.get("baseline") not in policies:
+            given["baseline"] = None
+    return suite_of(given, str(path))
+
+
+def suite_of(given: Mapping[str, Any], where: str) -> Suite:
+    """The suite that a mapping describes. Raises SuiteError, in which `where` stands first."""
+    try:
+        return Suite.model_validate(given)
+    except ValidationError as error:
+        faults = [_fault(detail) for detail in error.errors(include_url=False)]
+        raise SuiteError(f"{where}: {'; '.join(faults)}") from error
+    except (ContestantError, WorkloadError) as error:
+        raise SuiteError(f"{where}: {error}") from error
+
+
+def _fault(detail: Mapping[str, Any]) -> str:
+    key = ".".join(map(str, detail["loc"]))
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        return f"there is no key {key!r}; remove it or correct its spelling"
+    if detail["type"] == "missing":
+        return f"the key {key!r} is missing"
+    if not key:
+        return message
+    value = detail["input"]
+    shown = repr(value) if not isinstance(value, dict | list) else type(value).__name__
+    return f"{key} cannot be {shown}: {message}"
+
+
+def _mapping(path: Path) -> dict[str, Any]:
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SuiteError(f"{path}: cannot be read ({error.strerror}); give the path of a suite file") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SuiteError(f"{path}: is not YAML: {error}") from error
+    if not isinstance(given, dict):
+        raise SuiteError(
+            f"{path}: holds a {type(given).__name__}; a suite is a mapping with name, workload, policies …"
+        )
+    return given
+
+
+def _app_of(path: Path) -> Any:
+    """`args` of the one application in a Serve config file."""
+    applications = _mapping(path).get("applications")
+    if not isinstance(applications, list) or len(applications) != 1 or not isinstance(applications[0], dict):
+        raise SuiteError(f"{path}: a benchmark needs a Serve config file with exactly one of `applications`")
+    return applications[0].get("args") or {}

@@ -94,35 +94,38 @@ def calibrate(
     typer.echo(out.read_text(), nl=False)
 
 
-def overhead(
-    engines: Annotated[list[int] | None, typer.Option(min=1, help="Engines on each side; again for more.")] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
-    calls: Annotated[int, typer.Option(min=1, help="Calls of a round.")] = 300,
+def validate(
+    results: Annotated[Path, typer.Argument(help="The folder that `bench run --out` has written.")],
+    calibration: Annotated[str, typer.Option(help="What the engine's steps cost: a name or a file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Serve the same load by bare sglang.launch_server and by Forecache, in turns: throughput ratio and added TTFT.
+    """Replay what a real engine has run, and set hit shares and latencies side by side.
 
-    Exit code: 0 measured, 2 a side failed, 130 interrupted by Ctrl-C.
+    Exit code: 0 all agree within 2 points of hit share and 15 % of mean latency, 1 some do not, 2 bad input.
     """
     from rich.console import Console
     from rich.table import Table
 
-    from serving.benchmark.overhead import EnginesError, OverheadError, measure_overhead
+    from serving.benchmark import compare as comparison
+    from serving.benchmark.driver.suite import SuiteError, load_suite
+    from serving.benchmark.replay.costs import CalibrationError, load_costs
+    from serving.benchmark.replay.validate import agreements
 
-    figures: dict[str, float] = {}
     try:
         with Console(stderr=True).status("starting") as status:
-            for count in engines or [1]:
-                figures |= measure_overhead(count, rounds, calls, status.update)
-    except (OverheadError, EnginesError) as error:
+            suite, real = load_suite(results / "suite.yaml"), comparison.load_results(results)
+            found = agreements(suite, real, load_costs(calibration), status.update)
+    except (comparison.ResultsError, SuiteError, CalibrationError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_CANNOT) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(EXIT_INTERRUPTED) from None
     if as_json:
-        typer.echo(orjson.dumps(figures).decode())
-        return
-    table = Table("figure", "measured")
-    for name, figure in figures.items():
-        table.add_row(name, f"{figure:.3g}")
-    Console().print(table)
+        typer.echo(orjson.dumps([one.as_dict() for one in found]).decode())
+    else:
+        table = Table("point", "policy", "hit, real", "replay", "latency, real", "replay", "ratio", "")
+        for one in found:
+            hits = f"{one.hit_real:.3f}", f"{one.hit_replay:.3f}"
+            times = f"{one.latency_real_s:.2f} s", f"{one.latency_replay_s:.2f} s", f"{one.latency_ratio:.3f}"
+            table.add_row(one.point, one.policy, *hits, *times, "agrees" if one.agrees else "differs")
+        Console().print(table)
+    if not all(one.agrees for one in found):
+        raise typer.Exit(1)

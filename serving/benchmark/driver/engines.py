@@ -113,6 +113,9 @@ class Fleet:
             self._targets.clear()
             ray.shutdown()  # a runtime of our own ends with it, and its Serve
 
+    def runs(self, variant: Variant) -> bool:
+        return any(known == variant for known, _ in self._targets.values())
+
     def target(self, variant: Variant) -> Target:
         """The application of a variant, started if it does not run; some 25 s then.
 
@@ -203,6 +206,9 @@ class RunningEndpoint:
         import ray
 
         ray.shutdown()
+
+    def runs(self, variant: Variant) -> bool:
+        return True
 
     def target(self, variant: Variant) -> Target:
         assert self._target is not None

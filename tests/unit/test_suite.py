@@ -68,9 +68,9 @@ class TestSuiteFile:
     def test_a_file_is_read_with_its_app_beside_it_and_options_win(self, tmp_path: Path) -> None:
         (tmp_path / "app.yaml").write_text(yaml.safe_dump({"applications": [{"name": "x", "args": GIVEN["app"]}]}))
         path = tmp_path / "suite.yaml"
-        path.write_text(yaml.safe_dump(GIVEN | {"app": "app.yaml", "baseline": "lru"}))
+        path.write_text(yaml.safe_dump(GIVEN | {"app": "app.yaml", "baseline": "lru", "sweep": {"noise": [0.5]}}))
         read = load_suite(path, policies=["lifecycle"], rounds=7)
-        assert (read.app.model.source, read.policies, read.rounds, read.baseline) == (
+        assert (read.app.model.source, read.contestants(), read.rounds, read.baseline) == (
             "random-qwen3",
             ["lifecycle"],
             7,

@@ -80,6 +80,43 @@ def run(
         raise typer.Exit(EXIT_FAILED_CALLS)
 
 
+def overhead(
+    engines: Annotated[int, typer.Option(min=1, help="Engines on each side.")] = 1,
+    workflows: Annotated[int, typer.Option(min=2, help="Workflows of a round.")] = 16,
+    lanes: Annotated[int, typer.Option(min=1, help="Workflows at once.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side, in turns, after one that warms up.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what Forecache adds to bare SGLang servers under the same load: throughput and time to first token.
+
+    Both sides run at once and idle in turns; on a CPU expect a minute for each engine to start. Exit code: 0 measured,
+    1 calls failed, 2 a side did not start, 130 interrupted by Ctrl-C.
+    """
+    from rich.console import Console
+
+    from serving.benchmark.bare_server import BareServerError
+    from serving.benchmark.driver import overhead as measured
+    from serving.benchmark.driver.engines import EnginesError
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            figures = measured.overhead(engines, workflows, lanes, rounds, status.update)
+    except (BareServerError, EnginesError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        typer.echo(orjson.dumps(figures).decode())
+    else:
+        for name in ("bare", "forecache"):
+            side = figures[name]
+            typer.echo(f"{name:10} {side['tokens_per_s']:8.0f} tokens/s  TTFT {1000 * side['ttft_s']:6.1f} ms")
+        typer.echo(f"throughput ×{figures['throughput_ratio']:.3f}, TTFT {1000 * figures['added_ttft_s']:+.1f} ms")
+    if figures["bare"]["failed_calls"] or figures["forecache"]["failed_calls"]:
+        raise typer.Exit(EXIT_FAILED_CALLS)
+
+
 def _play(work: Run) -> None:
     """With a progress bar on standard error; where that is no terminal, with a line for each thing begun."""
     from rich.console import Console

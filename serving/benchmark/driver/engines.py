@@ -23,7 +23,7 @@ ASK_LIMIT_S = 30.0
 FLUSH_LIMIT_S = 30.0
 FLUSH_PERIOD_S = 0.1
 # What a Ray runtime of our own claims to have: engines share the machine's cores, whatever Ray counts.
-LOGICAL_CPUS = 64
+LOGICAL_CPUS = 16
 
 
 class EnginesError(RuntimeError):
@@ -94,7 +94,7 @@ class Fleet:
         else:
             ray.init(address="local", num_cpus=LOGICAL_CPUS, include_dashboard=False, namespace="serve", **quiet)
             self._ours = True
-        self._port = _free_port()
+        self._port = free_port()
         serve.start(http_options={"host": "127.0.0.1", "port": self._port}, logging_config={"log_level": "ERROR"})
         if not self._ours:
             from ray.serve.context import _get_global_client
@@ -112,6 +112,9 @@ class Fleet:
         finally:
             self._targets.clear()
             ray.shutdown()  # a runtime of our own ends with it, and its Serve
+
+    def runs(self, variant: Variant) -> bool:
+        return any(known == variant for known, _ in self._targets.values())
 
     def target(self, variant: Variant) -> Target:
         """The application of a variant, started if it does not run; some 25 s then.
@@ -204,12 +207,15 @@ class RunningEndpoint:
 
         ray.shutdown()
 
+    def runs(self, variant: Variant) -> bool:
+        return True
+
     def target(self, variant: Variant) -> Target:
         assert self._target is not None
         return self._target
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -91,7 +91,6 @@ class Run:
         start = time.monotonic()
         fleet = Fleet(self.suite.limits.engines) if self._endpoint is None else RunningEndpoint(self._endpoint)
         run_id = secrets.token_hex(2)
-        known: set[str] = set()
         self.out.mkdir(parents=True, exist_ok=True)
         (self.out / SUITE).write_text(_as_text(self.suite), encoding="utf-8")
         try:
@@ -104,7 +103,7 @@ class Run:
                 with fleet:
                     for number, turn in enumerate(self._turns):
                         variant = variant_of(turn.contestant, turn.point, self.suite, self._unlimited)
-                        if variant.name not in known:
+                        if not fleet.runs(variant):
                             self._show(show, f"{variant.name}: starting engines")
                         target = fleet.target(variant)
                         self._show(show, f"{turn.point.spec.key} · {turn.contestant.name} · round {turn.round + 1}")

@@ -149,7 +149,7 @@ def load_suite(path: Path, policies: list[str] | None = None, rounds: int | None
     """The suite in a YAML file.
 
     Args:
-        policies, rounds: instead of the file's.
+        policies, rounds: instead of the file's; `policies` also instead of those that `sweep.noise` adds.
 
     Raises:
         SuiteError: the file cannot be read, or something in it is wrong (all faults are listed).
@@ -160,6 +160,8 @@ def load_suite(path: Path, policies: list[str] | None = None, rounds: int | None
     given |= {} if rounds is None else {"rounds": rounds}
     if policies is not None:
         given["policies"] = policies
+        if isinstance(sweep := given.get("sweep"), dict):
+            given["sweep"] = {key: value for key, value in sweep.items() if key != "noise"}
         if given.get("baseline") not in policies:
             given["baseline"] = None
     return suite_of(given, str(path))

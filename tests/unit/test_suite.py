@@ -222,7 +222,11 @@ def engine(**pools: int) -> dict[str, Any]:
 
 class TestTelemetry:
     def test_counters_are_differences_summed_over_engines(self) -> None:
-        assert difference([engine(prompt=5), engine(prompt=1)], [engine(prompt=9), engine(prompt=2)]) == {"prompt": 5}
+        grown = difference([engine(prompt=5), engine(prompt=1)], [engine(prompt=9), engine(prompt=2)])
+        assert {name: count for name, count in grown.items() if count} == {"prompt": 5}
+
+    def test_what_an_engine_counts_is_0_until_there_is_some(self) -> None:
+        assert difference([engine(prompt=0)], [engine(prompt=1)])["evicted_device_retired"] == 0
 
     def test_sglangs_own_cache_counts_nothing_and_a_busy_one_says_nothing(self) -> None:
         stock, busy = {"cache": {"error": "its own cache"}}, {"cache": None}

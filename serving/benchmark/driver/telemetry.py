@@ -7,10 +7,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _HOST = ("host_active", "host_retired", "host_dormant", "host_free")
+_REASONS = ("retired", "low_value", "recency")
+_COUNTED = ("regret", *(f"evicted_{tier}_{reason}" for tier in ("device", "host") for reason in _REASONS))
 
 
 def difference(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     """What the engines' counters grew by, summed over engines; empty for engines that count nothing.
+
+    An engine that counts names a counter only once it has something to count; until then it is 0, not unknown.
 
     Args:
         before, after: `data` of GET /v1/engines.
@@ -22,7 +26,7 @@ def difference(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str,
             for name, count in ((engine.get("cache") or {}).get("counters") or {}).items():
                 total[name] += sign * count
                 counted = True
-    return dict(total) if counted else {}
+    return dict.fromkeys(_COUNTED, 0) | dict(total) if counted else {}
 
 
 def counts_nothing(engines: Sequence[Mapping[str, Any]]) -> bool:

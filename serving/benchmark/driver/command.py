@@ -60,7 +60,10 @@ def run(
         raise typer.Exit(EXIT_CANNOT) from None
     command = f"forecache bench run {suite.name}"
     results = work.results(command)
-    _report(results, folder, as_json)
+    if results["rounds"]:
+        _report(results, folder, as_json)
+    else:
+        typer.echo("no round has finished: there is nothing to report", err=True)
     outcome = work.outcome
     if outcome.stopped is not None:
         typer.echo(f"error: {outcome.stopped}", err=True)

@@ -178,29 +178,42 @@ class RunningEndpoint:
         from ray import serve
 
         try:
-            reply = httpx.get(f"{self._url}models", timeout=ASK_LIMIT_S)
-            reply.raise_for_status()
-            model = reply.json()["data"][0]["id"]
+            model, engine = self._get("models")["id"], self._get("engines")["id"]
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
             raise EnginesError(
-                f"no endpoint at {self._url} ({type(error).__name__}: {error}): start one with "
+                f"no Forecache with an engine at {self._url} ({type(error).__name__}: {error}): start one with "
                 "`serve run configs/laptop.yaml`, or leave out --endpoint"
             ) from error
+        remedy = (
+            "plans, and the word to empty the cache, go through Ray: run this on a machine of the endpoint's cluster, "
+            "with RAY_AUTH_MODE=token if `serve run` started it, and with RAY_ADDRESS if there are several clusters"
+        )
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
             ray.init(address="auto", namespace="serve", log_to_driver=False, logging_level="ERROR")
-            names = [
-                name for name, application in serve.status().applications.items() if ENGINE in application.deployments
+            handles = {
+                name: serve.get_deployment_handle(ENGINE, name)
+                for name, application in serve.status().applications.items()
+                if ENGINE in application.deployments
+            }
+            # For an engine that is not its own another of the application answers.
+            found = [
+                (name, handle)
+                for name, handle in handles.items()
+                if handle.status.remote(EngineQuery(engine)).result(timeout_s=ASK_LIMIT_S)["id"] == engine
             ]
         except Exception as error:  # Ray raises a family of unrelated types
-            raise EnginesError(
-                f"{self._url} answers, but the Ray cluster behind it cannot be reached ({error}): plans, and the word "
-                "to empty the cache, go through it, so run this on one of its machines, with RAY_AUTH_MODE=token "
-                "if `serve run` started it"
-            ) from error
-        if len(names) != 1:
-            raise EnginesError(f"the cluster has {len(names)} Forecache applications {names}; exactly one is needed")
-        self._target = Target(names[0], self._url, model, serve.get_deployment_handle(ENGINE, names[0]))
+            raise EnginesError(f"{self._url} answers, but not its Ray cluster ({error}); {remedy}") from error
+        if not found:
+            raise EnginesError(f"the Ray cluster that was found has not the engines of {self._url}; {remedy}")
+        self._target = Target(found[0][0], self._url, model, found[0][1])
         return self
+
+    def _get(self, what: str) -> Any:
+        """The first of a list that the endpoint gives."""
+        reply = httpx.get(f"{self._url}{what}", timeout=ASK_LIMIT_S)
+        reply.raise_for_status()
+        return reply.json()["data"][0]
 
     def __exit__(self, *exception: object) -> None:
         import ray

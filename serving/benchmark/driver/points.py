@@ -44,10 +44,14 @@ class Turn:
     round: int
 
 
-def points_of(suite: Suite) -> list[RunPoint]:
-    """The points of the sweep: each combination of concurrency, device tokens and host ratio."""
+def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
+    """The points of the sweep: each combination of concurrency, device tokens and host ratio.
+
+    Args:
+        own_engines: whether the suite's `app` says how the engines are; of a running endpoint nothing is said.
+    """
     sweep = suite.sweep
-    engine = suite.app.engine
+    engine = suite.app.engine if own_engines else {}
     axes: list[Sequence[Any]] = [
         sweep.concurrency or [suite.arrivals.lanes],
         sweep.device_tokens or [engine.get("max_total_tokens")],

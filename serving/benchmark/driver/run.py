@@ -74,7 +74,7 @@ class Run:
         self.out = out
         self.outcome = RunOutcome()
         self._endpoint = endpoint
-        self._points = points_of(suite)
+        self._points = points_of(suite, own_engines=endpoint is None)
         self._workloads = [suite.workload.make(suite.round_seed(number)) for number in range(suite.rounds)]
         check_fit(suite, self._points, self._workloads)
         self._unlimited = unlimited_tokens(self._workloads)

@@ -72,7 +72,8 @@ def contestant(name: str) -> Contestant:
     Raises:
         ContestantError: there is no such policy, or it has no forecasts to prefetch by.
     """
-    base, prefetch = name, _PREFETCH.get("")
+    base = name
+    prefetch: Prefetch | None = None
     for suffix, mode in _PREFETCH.items():
         if name.endswith(suffix):
             base, prefetch = name.removesuffix(suffix), mode

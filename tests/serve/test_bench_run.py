@@ -16,7 +16,7 @@ import pytest
 import yaml
 from running_server import ENGINE, RANDOM_MODEL, eventually, is_alive, leftovers, shared_memory
 
-from serving.benchmark.records import Records, read_records
+from serving.benchmark.records import CallRecord, Records, read_records
 
 POLICIES = ["lru", "lookahead-oracle+prefetch"]
 SUITE = {
@@ -92,6 +92,6 @@ def test_rounds_are_recorded_and_ctrl_c_keeps_those_that_had_finished(
     assert prompts[0] == prompts[1]
 
 
-def sorted_calls(records: Records, policy: str) -> list:  # type: ignore[type-arg]
+def sorted_calls(records: Records, policy: str) -> list[CallRecord]:
     _, calls = records.of(next(iter(records.points)), policy)[0]
     return sorted(calls, key=lambda call: (call.workflow, call.index))

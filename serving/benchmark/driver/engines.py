@@ -144,6 +144,9 @@ class Fleet:
         except RuntimeError as error:
             serve.delete(name)
             raise EnginesError(f"the engines of {variant.name!r} did not start: {error}") from error
+        except KeyboardInterrupt:
+            serve.delete(name)
+            raise
         target = Target(
             name,
             f"http://127.0.0.1:{self._port}/{name}/v1/",

@@ -120,7 +120,7 @@ class Run:
         about: dict[str, Any] = {
             "command": command,
             "model": self.suite.app.model.served_name,
-            "workload": f"{self.suite.workload.name} {self.suite.workload.parameters}",
+            "workload": self.suite.workload.described(),
             "seed": self.suite.seed,
             "versions": ", ".join(f"{name} {version(name)}" for name in ("forecache", "sglang", "ray")),
             "plans": ", ".join(f"{count} {name}" for name, count in sorted(outcome.plans.items())) or "none sent",

@@ -27,6 +27,8 @@ FIRST_TOKEN_ID = 10
 LAST_TOKEN_ID = 290
 # Rounds have seeds of their own, far from that of the workload which forecasts are taught with.
 SEED_STEP = 1000
+# Parameters of workloads that are paths; in a suite they are relative to its file, as is `app`.
+FILE_PARAMETERS = ("path", "questions")
 
 
 class SuiteError(ValueError):
@@ -43,6 +45,14 @@ class WorkloadConfig(StrictModel):
     @property
     def parameters(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
+
+    def described(self) -> str:
+        """In a line, without the folders of files."""
+        shown = {
+            key: Path(value).name if key in FILE_PARAMETERS and value else value
+            for key, value in self.parameters.items()
+        }
+        return " ".join([self.name, *(f"{key}={value}" for key, value in shown.items())])
 
     def make(self, seed: int) -> Workload:
         """The workload under a seed, if its kind has any use for one. Raises WorkloadError."""
@@ -157,6 +167,11 @@ def load_suite(path: Path, policies: list[str] | None = None, rounds: int | None
     given = _mapping(path)
     if isinstance(app := given.get("app"), str):
         given["app"] = _app_of(path.parent / app)
+    if isinstance(workload := given.get("workload"), dict):
+        given["workload"] = {
+            key: str(path.parent / value) if key in FILE_PARAMETERS and isinstance(value, str) else value
+            for key, value in workload.items()
+        }
     given |= {} if rounds is None else {"rounds": rounds}
     if policies is not None:
         given["policies"] = policies

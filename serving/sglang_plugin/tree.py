@@ -71,7 +71,7 @@ class ForecacheFullComponent(FullComponent):
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
         queue = self.tree_core.evictable_device_leaves
-        victim = queue.first()
+        victim = self.cache.next_victim(queue)
         if victim is None:
             return None
         # SGLang may fail to evict it (a write-back without room); it must not be offered twice in one walk.
@@ -95,6 +95,6 @@ class ForecacheFullComponent(FullComponent):
         cache_actions: list[Any],
     ) -> None:
         queue = self.tree_core.evictable_host_leaves
-        while tracker[self.component_type] < num_tokens and (victim := queue.first()) is not None:
+        while tracker[self.component_type] < num_tokens and (victim := self.cache.next_victim(queue)) is not None:
             self.cache.count_eviction("host", victim)
             self.tree_core._evict_host_leaf(victim, tracker, device_frees, host_frees, cache_actions=cache_actions)

@@ -136,13 +136,16 @@ class RoundPlayer:
         after = await self._settled(http)
         if [engine["id"] for engine in after] != [engine["id"] for engine in before]:
             outcome.lost = "an engine was replaced, and with it the policy and the counters"
+        counters = difference(before, after)
+        policy_ns = counters.pop("policy_ns", None)
         outcome.record = RoundRecord(
             turn.point.spec.key,
             turn.contestant.name,
             turn.round,
             seconds,
-            difference(before, after),
-            timeline=self._timeline,
+            counters,
+            None if policy_ns is None else policy_ns / 1e9,
+            self._timeline,
         )
         return outcome
 

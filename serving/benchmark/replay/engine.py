@@ -7,7 +7,6 @@ and a decode without room sends the newest call back to wait.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -78,7 +77,6 @@ class ModelEngine:
     ) -> None:
         self.now = 0.0
         self.shape = shape
-        self.cpu_s = 0.0  # real processor time of evictions and plans
         self.retractions = 0
         self._costs = costs
         self._finished = finished
@@ -118,9 +116,7 @@ class ModelEngine:
     def tell(self, tables: dict[str, dict[str, int] | None], prefetches: list[Any], time_to_live_s: float) -> None:
         """A plan arrives."""
         self._plans += 1
-        begin = time.perf_counter()
         self.cache.apply(EnginePlan(self._plans, time_to_live_s, [], tables, prefetches))
-        self.cpu_s += time.perf_counter() - begin
 
     def step(self, until: float) -> bool:
         """Does the next step from `now` on, and moves `now` to its end. False: there is nothing to do.
@@ -246,9 +242,7 @@ class ModelEngine:
     def _make_room(self, tokens: int) -> bool:
         short = tokens - self._allocator.available_size()
         if short > 0:
-            begin = time.perf_counter()
             self.cache.evict(EvictParams(num_tokens=short))
-            self.cpu_s += time.perf_counter() - begin
         return bool(self._allocator.available_size() >= tokens)
 
     def _allocate(self, request: Request, tokens: int) -> None:

@@ -22,7 +22,7 @@ from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
 from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
 from serving.benchmark.workloads.arrivals import Arrivals
-from serving.sglang_plugin.cache import ForecacheCache
+from serving.sglang_plugin.cache import POLICY_NS, ForecacheCache
 from serving.sglang_plugin.settings import CacheSettings
 
 # So large a vocabulary that different texts begin alike by no chance.
@@ -132,7 +132,7 @@ class Replay:
             for name, count in engine.cache._counters().items():
                 counters[name] = counters.get(name, 0) + count
         counters["retractions"] = sum(engine.retractions for engine in self._engines)
-        cpu_s = sum(engine.cpu_s for engine in self._engines)
+        cpu_s = counters.pop(POLICY_NS, 0) / 1e9
         name, setup = self._contestant.name, self._setup
         self.record = RoundRecord(setup.point, name, setup.round, now, counters, cpu_s, self._timeline)
 

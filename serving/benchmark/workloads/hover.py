@@ -45,6 +45,7 @@ def hover(
     scale: float = 1.0,
     tool_s: float = 2.0,
     anchor_tokens: int = 600,
+    output_scale: float = 1.0,
     questions: str | None = None,
 ) -> Workload:
     """Four agents check a claim in two to six rounds, and the prompts grow by about a thousand tokens a round.
@@ -58,6 +59,7 @@ def hover(
         questions: a JSONL file of claims, `{"id", "claim", "hops"}` in each line; the seed chooses which. Only a
             claim's length (a token for 4 bytes) and its hops are used, no text. Without it, claims are made up.
         scale: multiplies all lengths.
+        output_scale: multiplies what agents write; below 1 for agents that answer in a few words.
 
     Raises:
         WorkloadError: a value out of range, a file that cannot be read, or more workflows than it has claims.
@@ -65,30 +67,40 @@ def hover(
     check_whole("hover", "workflows", workflows)
     check_whole("hover", "anchor_tokens", anchor_tokens)
     check_number("hover", "tool_s", tool_s)
+    check_number("hover", "output_scale", output_scale)
     check_layout("hover", layout)
     anchors = anchors_of("hover", dict.fromkeys(("decomposer", "retriever", "reader", "judge"), anchor_tokens))
     claims = _made_up(seed, workflows) if questions is None else _from_file(Path(questions), seed, workflows)
     written = (
-        _check(Draft(f"hover-{seed}-{number}", anchors, layout), claim, tool_s, random.Random(f"hover/{seed}/{number}"))
+        _check(
+            Draft(f"hover-{seed}-{number}", anchors, layout),
+            claim,
+            tool_s,
+            output_scale,
+            random.Random(f"hover/{seed}/{number}"),
+        )
         for number, claim in enumerate(claims)
     )
     return Workload("hover", tuple(written)).scaled(scale)
 
 
-def _check(draft: Draft, claim: _Claim, tool_s: float, dice: random.Random) -> Workflow:
+def _check(draft: Draft, claim: _Claim, tool_s: float, output_scale: float, dice: random.Random) -> Workflow:
+    def output(least: int, most: int) -> int:
+        return max(1, round(output_scale * dice.randint(least, most)))
+
     draft.share(Segment(claim.id, claim.tokens))
     rounds = max(claim.hops, ROUNDS.start)
     while rounds < ROUNDS.stop - 1 and dice.random() < ANOTHER_ROUND:
         rounds += 1
     for number in range(min(rounds, ROUNDS.stop - 1)):
         if number == 0 or dice.random() < PLAN_AGAIN:
-            draft.call("decomposer", dice.randint(60, 120))
+            draft.call("decomposer", output(60, 120))
         searches = 2 if dice.random() < SEARCH_AGAIN else 1
         for _ in range(searches):
-            draft.call("retriever", dice.randint(20, 50), pause_s=tool_s, tool="search")
+            draft.call("retriever", output(20, 50), pause_s=tool_s, tool="search")
             draft.add("documents", dice.randint(600, 900) // searches)
-        draft.call("reader", dice.randint(90, 180))
-        draft.call("judge", dice.randint(20, 60))
+        draft.call("reader", output(90, 180))
+        draft.call("judge", output(20, 60))
     return draft.workflow()
 
 

@@ -25,7 +25,8 @@ class Costs:
 
     Attributes:
         link_tokens_per_s: what moves from the host to the device in a second.
-        call_s: what a call costs outside the engine's steps (HTTP, tokenizer), half of it before and half after.
+        call_s: what a call costs outside the engine's steps (HTTP, tokenizer): half of it before, in the one process
+            that takes calls in, and half after.
         source: where the figures are from.
     """
 

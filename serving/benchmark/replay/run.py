@@ -91,6 +91,7 @@ class Replay:
         self._stepping = [False] * setup.engines
         self._waiting: deque[Workflow] = deque()
         self._timeline: list[dict[str, float]] = []
+        self._door_free_s = 0.0
 
     def _engine(self) -> ModelEngine:
         setup, contestant = self._setup, self._contestant
@@ -159,7 +160,9 @@ class Replay:
         if self._future is not None:
             self._future.sent(workflow, index, now)
         self._say(workflow, self._source.started(workflow, index, now) if self._source else None, now)
-        self._at(now + self._setup.costs.call_s / 2, lambda then: self._submit(workflow, index, then))
+        # One process takes all calls in, so calls that are made at once reach the engines one after another.
+        self._door_free_s = max(now, self._door_free_s) + self._setup.costs.call_s / 2
+        self._at(self._door_free_s, lambda then: self._submit(workflow, index, then))
 
     def _submit(self, workflow: Workflow, index: int, now: float) -> None:
         call = workflow.calls[index]

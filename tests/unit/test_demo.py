@@ -220,7 +220,13 @@ class TestCommand:
         server.delay_s = 0.3
         code = "import typer; from serving.demo import demo; typer.run(demo)"
         args = [sys.executable, "-c", code, "--base-url", server.base_url, "--workflows", "3", "--json"]
-        with subprocess.Popen(args, stdout=subprocess.PIPE, text=True) as process:
+        with subprocess.Popen(
+            args,
+            stdout=subprocess.PIPE,
+            text=True,
+            # Whoever starts the tests in the background may have taught them to ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        ) as process:
             deadline = time.monotonic() + 60
             while len(server.calls()) < 6 and time.monotonic() < deadline:
                 time.sleep(0.01)

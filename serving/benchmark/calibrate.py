@@ -6,7 +6,6 @@ Prompts are random token ids that nobody has sent before, so what is cached is k
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import statistics
 import time
@@ -18,6 +17,7 @@ import httpx
 import numpy as np
 from scipy.optimize import nnls
 
+from serving.benchmark.driver.call import body_of, make_call
 from serving.benchmark.replay.costs import Costs
 
 PROMPTS = (16, 128, 512, 1024, 2048)
@@ -29,6 +29,7 @@ DECODE_TOKENS = 24
 LINK_TOKENS = 4096
 # Where no host tier is, loads do not occur; any large number will do.
 NO_LINK_TOKENS_PER_S = 1e9
+CALL_LIMIT_S = 300.0
 
 Progress = Callable[[str], None]
 
@@ -148,28 +149,13 @@ class Calibration:
         return (await self._http.get(path)).raise_for_status().json()
 
     async def _call(self, prompt: list[int], tokens: int) -> Sample:
-        body = {
-            "model": self._model,
-            "prompt": prompt,
-            "max_tokens": tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        first = 0.0
-        usage: dict[str, Any] = {}
-        start = time.perf_counter()
-        async with self._http.stream("POST", "/completions", json=body) as reply:
-            if reply.status_code != 200:
-                raise CalibrateError(f"the endpoint answered {reply.status_code}: {(await reply.aread())[:300]!r}")
-            async for line in reply.aiter_lines():
-                if line.startswith("data: {"):
-                    first = first or time.perf_counter() - start
-                    usage = json.loads(line.removeprefix("data: ")).get("usage") or usage
-        total = time.perf_counter() - start
-        cached = usage.get("prompt_tokens_details") or {}
-        return Sample(first, total, int(cached.get("device") or 0), int(cached.get("host") or 0))
+        answer = await make_call(
+            self._http, body_of(self._model, prompt, tokens, None), {}, lambda engine: None, CALL_LIMIT_S
+        )
+        if answer.error is not None or answer.first_token_s is None:
+            raise CalibrateError(f"a call of {len(prompt)} tokens failed: {answer.error or 'no token came'}")
+        first, total = answer.first_token_s - answer.sent_s, answer.end_s - answer.sent_s
+        return Sample(first, total, answer.hit_device, answer.hit_host)
 
 
 def _fit(rows: list[list[float]], seconds: list[float]) -> tuple[float, float, float]:
@@ -186,7 +172,7 @@ async def calibrate(base_url: str, name: str, vocabulary: range, rounds: int, pr
         CalibrateError: there is no endpoint, or a call failed.
     """
     try:
-        async with httpx.AsyncClient(base_url=base_url.rstrip("/"), timeout=300) as http:
+        async with httpx.AsyncClient(base_url=base_url.rstrip("/"), timeout=CALL_LIMIT_S) as http:
             model = (await http.get("/models")).raise_for_status().json()["data"][0]["id"]
             source = f"measured with forecache bench calibrate on {model}"
             return await Calibration(http, model, vocabulary, rounds, progress).run(name, source)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
 from serving.benchmark import calibrate as module
 from serving.benchmark.calibrate import CalibrateError, Calibration, calibrate
+from serving.benchmark.driver import call
 from serving.benchmark.replay.costs import Costs
 
 TRUE = Costs("true", 0.004, 5e-5, 2e-9, 0.004, 0.001, 1e-7, 200_000.0, 0.02, "made up")
@@ -52,7 +54,7 @@ class Stream(httpx.AsyncByteStream):
         endpoint.known.append(prompt)
         endpoint.now += first / calls
         await asyncio.sleep(0)
-        yield b'data: {"choices": []}\n\n'
+        yield b'data: {"choices": [{"text": "x"}]}\n\n'
         steps = (self._tokens - 1) * TRUE.decode(calls, calls * (len(prompt) + self._tokens // 2))
         for _ in range(2):
             await asyncio.sleep(0)
@@ -60,7 +62,8 @@ class Stream(httpx.AsyncByteStream):
         await asyncio.sleep(0)
         endpoint.running -= 1
         details = {"device": hit - host, "host": host}
-        yield b"data: " + json.dumps({"usage": {"prompt_tokens_details": details}}).encode() + b"\n\n"
+        usage = {"prompt_tokens": len(prompt), "completion_tokens": self._tokens, "prompt_tokens_details": details}
+        yield b"data: " + json.dumps({"usage": usage}).encode() + b"\n\ndata: [DONE]\n\n"
 
     def _place(self, hit: int) -> int:
         """How many prompts ago the prefix was used."""
@@ -73,7 +76,7 @@ class Stream(httpx.AsyncByteStream):
 class TestCalibration:
     async def test_it_finds_the_costs_of_a_single_call(self, monkeypatch: pytest.MonkeyPatch) -> None:
         endpoint = Endpoint()
-        monkeypatch.setattr(module.time, "perf_counter", lambda: endpoint.now)
+        monkeypatch.setattr(call, "time", SimpleNamespace(monotonic=lambda: endpoint.now))
         monkeypatch.setattr(module, "BATCHES", (1,))
         async with httpx.AsyncClient(transport=endpoint, base_url="http://engine/v1") as http:
             measuring = Calibration(http, "m", range(10, 1_000_000), 1, lambda what: None)

@@ -22,10 +22,9 @@ from serving.benchmark.bare_cache import make_cache
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.request import Request
 from serving.sglang_plugin.cache import ForecacheCache
+from serving.sglang_plugin.plans import CLOCK_PERIOD_S, MAX_BURST_S
 from serving.sglang_plugin.settings import CacheSettings
 
-CLOCK_PERIOD_S = 0.25
-MAX_BURST_S = 1.0
 # SGLang expects of what running calls may still generate this share, once it has settled.
 NEW_TOKEN_RATIO = 0.1
 

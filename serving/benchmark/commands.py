@@ -101,7 +101,8 @@ def validate(
 ) -> None:
     """Replay what a real engine has run, and set hit shares and latencies side by side.
 
-    Exit code: 0 all agree within 2 points of hit share and 15 % of mean latency, 1 some do not, 2 bad input.
+    Exit code: 0 all agree within 2 points of hit share and 15 % of mean latency, 1 some do not, 2 bad input,
+    130 interrupted by Ctrl-C.
     """
     from rich.console import Console
     from rich.table import Table
@@ -118,6 +119,11 @@ def validate(
     except (comparison.ResultsError, SuiteError, CalibrationError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_CANNOT) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if not found:
+        typer.echo(f"error: {results} has no finished round that could be replayed", err=True)
+        raise typer.Exit(EXIT_CANNOT)
     if as_json:
         typer.echo(orjson.dumps([one.as_dict() for one in found]).decode())
     else:

@@ -11,11 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from serving.benchmark.contestants import contestant
+from serving.benchmark.driver.points import points_of
+from serving.benchmark.driver.suite import SuiteError, suite_of
 from serving.benchmark.records import read_records
 from serving.benchmark.replay.costs import CalibrationError, Costs, calibration_names, load_costs
 from serving.benchmark.replay.engine import EngineShape
 from serving.benchmark.replay.run import Replay, Setup
 from serving.benchmark.replay.sweep_run import Sweep, run_sweep
+from serving.benchmark.replay.validate import agreements, replay_suite
 from serving.benchmark.workloads import Call, Lanes, Poisson, Segment, Workflow, Workload, make_workload
 from serving.cli import app
 from serving.sglang_plugin.integrity import check_integrity
@@ -191,6 +194,42 @@ class TestSweep:
         assert len(records.rounds) == sweep.replays == 4 * 2 * 3
 
 
+SUITE = {
+    "name": "tiny",
+    "app": {"model": {"source": "random-qwen3"}, "engine": {"chunked_prefill_size": 512, "context_length": 4096}},
+    "workload": {"name": "hover", "workflows": 6, "scale": 0.1},
+    "arrivals": {"lanes": 3},
+    "rounds": 2,
+    "policies": ["lru", "lifecycle"],
+    "sweep": {"device_tokens": [1500]},
+}
+
+
+class TestValidation:
+    def results(self) -> Any:
+        suite = suite_of(SUITE, "test")
+        wanted = {"points": [{"key": points_of(suite)[0].spec.key, "policies": {"lru": None, "lifecycle": None}}]}
+        return suite, replay_suite(suite, wanted, COSTS, lambda what: None)
+
+    def test_a_replay_agrees_with_itself_and_not_with_slower_costs(self) -> None:
+        suite, results = self.results()
+        same = agreements(suite, results, COSTS, lambda what: None)
+        assert {one.policy for one in same} == {"lru", "lifecycle"}
+        assert all(one.agrees and one.hit_difference == 0 and one.latency_ratio == 1 for one in same)
+        slow = replace(COSTS, prefill_token_s=0.1, decode_s=1.0)
+        assert not any(one.agrees for one in agreements(suite, results, slow, lambda what: None))
+
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [({"sweep": {}}, "device pool"), ({"arrivals": {"times": True, "time_scale": 2.0}}, "time_scale")],
+    )
+    def test_a_suite_that_cannot_be_replayed_says_why(self, change: dict[str, Any], said: str) -> None:
+        suite = suite_of(SUITE | change, "test")
+        wanted = {"points": [{"key": points_of(suite)[0].spec.key, "policies": {"lru": None}}]}
+        with pytest.raises(SuiteError, match=said):
+            replay_suite(suite, wanted, COSTS, lambda what: None)
+
+
 class TestCommand:
     def run(self, *arguments: str) -> Any:
         return CliRunner().invoke(app, ["replay", *arguments])
@@ -204,6 +243,13 @@ class TestCommand:
         (point,) = json.loads(run.stdout)["points"]
         assert set(point["policies"]) == {"lru", "belady"}
         assert (tmp_path / "index.html").exists()
+
+    def test_records_that_are_there_are_not_overwritten(self, tmp_path: Path) -> None:
+        (tmp_path / "records.jsonl").write_text("precious")
+        run = self.run("--workload", "hover", "-p", "workflows=2", "--out", str(tmp_path))
+        assert run.exit_code == 2
+        assert "another folder" in run.output
+        assert (tmp_path / "records.jsonl").read_text() == "precious"
 
     @pytest.mark.parametrize(
         ("arguments", "said"),

@@ -86,7 +86,8 @@ def replay(
                 },
             )
             records.parent.mkdir(parents=True, exist_ok=True)
-            records.unlink(missing_ok=True)
+            if records.exists():
+                raise _BadOption(f"--out: {out} has the records of another run; choose another folder")
             with _progress() as bar:
                 task = bar.add_task("", total=None, what="making the workload")
 

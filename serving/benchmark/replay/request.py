@@ -51,7 +51,7 @@ class Request:
     kv_rotation_base = None
     swa_host_hit_length = mamba_host_hit_length = 0
 
-    def __init__(self, workflow: Workflow, index: int, prompt: Ids, output: Ids, submitted_s: float) -> None:
+    def __init__(self, workflow: Workflow, index: int, prompt: Ids, output: Ids) -> None:
         call = workflow.calls[index]
         self.workflow = workflow
         self.index = index
@@ -71,7 +71,6 @@ class Request:
         self.cached_tokens_host = 0
         self.admitted = False
         self.load_done_s = 0.0
-        self.submitted_s = submitted_s
         self.first_token_s: float | None = None
         self.done_s = 0.0
 

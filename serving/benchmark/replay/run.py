@@ -15,7 +15,7 @@ import numpy as np
 from cache_actor.messages import PrefetchOrder
 from serving.benchmark.contestants import Contestant
 from serving.benchmark.forecasts import Word, source_of
-from serving.benchmark.records import CallRecord, RoundRecord
+from serving.benchmark.records import CallRecord, RecordWriter, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
@@ -137,6 +137,13 @@ class Replay:
         name, setup = self._contestant.name, self._setup
         self.record = RoundRecord(setup.point, name, setup.round, now, counters, cpu_s, self._timeline)
 
+    def write(self, writer: RecordWriter) -> None:
+        """What `run` has brought, as a finished round."""
+        writer.begin_round(self.record.point, self.record.policy, self.record.round)
+        for call in self.calls:
+            writer.call(call)
+        writer.end_round(self.record)
+
     def _arrive(self) -> None:
         workflows = self._setup.workload.workflows
         if isinstance(self._setup.arrivals, Lanes):
@@ -171,7 +178,7 @@ class Replay:
         output = self._tokens.ids(self._outputs.get((workflow.id, index), own))
         engine = self._engines[self._homes[workflow.id]]
         try:
-            engine.submit(Request(workflow, index, prompt, np.asarray(output), now))
+            engine.submit(Request(workflow, index, prompt, np.asarray(output)))
         except TooLong as error:
             self._refused(workflow, index, len(prompt), str(error), now)
             return

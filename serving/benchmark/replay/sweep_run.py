@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from serving.benchmark.contestants import Contestant
+from serving.benchmark.driver.points import unlimited_tokens
 from serving.benchmark.records import PointSpec, RecordWriter
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
@@ -88,21 +89,16 @@ def _round(
         max_running=sweep.max_running,
         longest_call=statistics.longest_prompt + max(call.output_tokens for _, _, call in workload.calls()),
     )
-    everything = statistics.distinct_tokens + statistics.output_tokens + shape.longest_call
     setup = Setup(workload, arrivals, sweep.costs, shape, sweep.engines, sweep.seed, point.key, number)
 
     def run(contestant: Contestant, first_pass: Replay | None = None) -> Replay:
         its = setup
         if contestant.unlimited:
-            its = replace(setup, shape=replace(shape, device_tokens=max(device, everything), host_tokens=0))
+            its = replace(setup, shape=replace(shape, device_tokens=unlimited_tokens([workload]), host_tokens=0))
         replay = Replay(its, contestant, first_pass.sent if first_pass else None, teacher)
         replay.run(lambda calls: progress(contestant.name, calls, statistics.calls))
         return replay
 
     for contestant in sweep.policies:
         first = run(FIRST_PASS) if contestant.clairvoyant else None
-        writer.begin_round(point.key, contestant.name, number)
-        replay = run(contestant, first)
-        for call in replay.calls:
-            writer.call(call)
-        writer.end_round(replay.record)
+        run(contestant, first).write(writer)

@@ -10,7 +10,7 @@ from typing import Any
 
 from serving.benchmark.contestants import Contestant, contestant
 from serving.benchmark.driver.points import RunPoint, points_of, unlimited_tokens
-from serving.benchmark.driver.suite import Suite
+from serving.benchmark.driver.suite import Suite, SuiteError
 from serving.benchmark.figures import results_of
 from serving.benchmark.records import RecordWriter, read_records
 from serving.benchmark.replay.costs import Costs
@@ -60,6 +60,9 @@ def agreements(suite: Suite, real: Mapping[str, Any], costs: Costs, progress: Pr
 
     Args:
         real: the results of `bench run`.
+
+    Raises:
+        SuiteError: the suite cannot be replayed.
     """
     replayed = replay_suite(suite, real, costs, progress)
     points = {point["key"]: point for point in replayed["points"]}
@@ -102,6 +105,10 @@ def _replay(suite: Suite, point: RunPoint, who: Contestant, number: int, costs: 
     seed = suite.round_seed(number)
     workload = suite.workload.make(seed)
     engine = dict(suite.app.engine) | dict(point.engine)
+    if "max_total_tokens" not in engine:
+        raise SuiteError("the suite leaves the device pool to the engine; give sweep.device_tokens and run it again")
+    if point.arrivals.time_scale != 1:
+        raise SuiteError(f"arrivals.time_scale is {point.arrivals.time_scale:g}; a replay can only take 1")
     device = int(engine["max_total_tokens"])
     tiered = engine.get("enable_hierarchical_cache") and not who.unlimited
     shape = EngineShape(
@@ -117,7 +124,4 @@ def _replay(suite: Suite, point: RunPoint, who: Contestant, number: int, costs: 
     setup = Setup(workload, point.arrivals.arrivals(seed), costs, shape, engines, seed, point.spec.key, number)
     run = Replay(setup, who, teacher=suite.workload.make(suite.teaching_seed()))
     run.run()
-    writer.begin_round(point.spec.key, who.name, number)
-    for call in run.calls:
-        writer.call(call)
-    writer.end_round(run.record)
+    run.write(writer)

@@ -1,4 +1,4 @@
-"""HTTP without Ray: reading bodies, error handlers, reply headers."""
+"""HTTP without Serve: reading bodies, error handlers, reply headers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import orjson
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from ray.exceptions import TaskCancelledError
 from starlette.exceptions import HTTPException
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cache_actor.messages import RequestIdentity
 from serving.calls import Reply
@@ -107,9 +108,30 @@ class CallStream(StreamingResponse):
             yield sse_event(error)
 
 
+class CancelledIsDisconnect:
+    """A client that leaves is always told as `http.disconnect`.
+
+    When Serve's proxy cancels a request, Ray also cancels the task that fetches its messages, and whichever is noticed
+    first decides what the application sees: `receive()` may raise what Ray raised instead of telling of the disconnect.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def next_message() -> Message:
+            try:
+                return await receive()
+            except TaskCancelledError:
+                return {"type": "http.disconnect"}
+
+        await self._app(scope, next_message if scope["type"] == "http" else receive, send)
+
+
 def new_api() -> FastAPI:
     """A FastAPI application whose every error is an OpenAI error object."""
     api = FastAPI(title="Forecache", docs_url=None, redoc_url=None, openapi_url=None)
+    api.add_middleware(CancelledIsDisconnect)
     api.add_exception_handler(ApiError, _api_error)
     api.add_exception_handler(HTTPException, _http_error)
     api.add_exception_handler(RequestValidationError, _bad_parameter)

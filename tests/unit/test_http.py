@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import pickle
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any
 from urllib.parse import unquote
 
@@ -14,11 +15,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import TaskCancelledError
 from starlette.testclient import TestClient
+from starlette.types import Message
 
 from cache_actor.messages import RequestIdentity
+from serving.calls import SSE, Reply
 from serving.errors import ApiError, engine_down, invalid_request, sse_event
-from serving.http import MAX_DEPTH, identity_headers, new_api, read_json
+from serving.http import MAX_DEPTH, CallStream, identity_headers, new_api, read_json
 from serving.identity import clean_id
 
 LIMIT = 1000
@@ -256,3 +260,44 @@ class TestApiError:
         assert event.startswith(b"data: {")
         assert event.endswith(b"}\n\n")
         assert event.count(b"\n") == 2
+
+
+class TestLeaving:
+    @pytest.mark.parametrize("how", ["disconnect", "cancelled"])
+    async def test_a_client_that_leaves_ends_its_stream_quietly_however_it_is_told(self, how: str) -> None:
+        ended: list[str] = []
+        api = new_api()
+
+        async def parts() -> AsyncGenerator[Reply | bytes, None]:
+            try:
+                while True:
+                    yield b"data: more\n\n"
+                    await asyncio.sleep(0)
+            finally:
+                ended.append("engine")
+
+        @api.get("/stream")
+        async def stream() -> CallStream:
+            return CallStream(Reply(200, SSE, "e1", b"data: first\n\n"), parts(), {}, lambda: ended.append("call"))
+
+        sent: list[Message] = []
+        asked = 0
+
+        async def receive() -> Message:
+            nonlocal asked
+            asked += 1
+            if asked == 1 and how == "disconnect":
+                return {"type": "http.request", "body": b"", "more_body": False}
+            while len(sent) < 5:
+                await asyncio.sleep(0)
+            if how == "cancelled":
+                raise TaskCancelledError
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "GET", "path": "/stream", "query_string": b"", "headers": []}
+        await asyncio.wait_for(api(scope, receive, send), 10)
+        assert ended == ["engine", "call"]
+        assert sent[-1].get("more_body", True), "a stream that was cut off does not claim to be whole"

@@ -172,6 +172,12 @@ class CacheConfig(StrictModel):
         50_000.0, description="What the link from the host moves, in tokens per second, until loads have been measured."
     )
 
+    learned_dir: str | None = Field(
+        None,
+        description="Folder for what `reuse` has learned, a small file a model, safe to lose; by default in the user's "
+        "cache folder.",
+    )
+
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:
         make_policy(self.policy, self.parameters)

@@ -21,6 +21,7 @@ from serving.calls import EngineCall, EngineQuery, Reply
 from serving.config import AppConfig
 from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
+from serving.learned import SAVE_PERIOD_S, LearnedFile
 from serving.logs import log_through_serve
 from serving.plan_sender import PlanSender
 from serving.processes import end_processes
@@ -68,7 +69,8 @@ class EngineReplica:
         self._engine = start_engine(self._config, self._engine_id, channel, self._plans.address, self._run_directory)
         self._api = openai_api(self._engine, self._config, self._engine_id)
         self._health = EngineHealth(self._config.health, time.monotonic())
-        self._tasks = [self._loop.create_task(self._read_events()), self._loop.create_task(self._monitor())]
+        works = (self._read_events(), self._monitor(), self._keep_learned())
+        self._tasks = [self._loop.create_task(work) for work in works]
         processes = multiprocessing.active_children()
         threading.Thread(target=self._watch, args=(processes,), name="forecache-watch", daemon=True).start()
         logger.info("forecache engine %s: ready after %.1f s", self._engine_id, time.monotonic() - started)
@@ -169,6 +171,18 @@ class EngineReplica:
             await asyncio.sleep(_MONITOR_PERIOD_S)
             if problem := self._health.problem(time.monotonic()):
                 await self._die(problem)
+
+    async def _keep_learned(self) -> None:
+        """Keeps what the cache learns for the engines to come. A restart loses a minute of it."""
+        file = LearnedFile(self._config.cache.learned_dir, self._config.model.served_name)
+        while True:
+            await asyncio.sleep(SAVE_PERIOD_S)
+            try:
+                learned = await self._plans.ask("learned")
+            except TimeoutError:  # a long step; the next time will do
+                continue
+            if "tiers" in learned:
+                await asyncio.to_thread(file.save, learned)
 
     def _watch(self, processes: list[Any]) -> None:
         """Waits, in a thread of its own, for the first of the engine's processes to end."""

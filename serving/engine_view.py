@@ -51,7 +51,8 @@ def check(base_url: BaseUrl = DEFAULT_URL, engine: Engine = None, as_json: AsJso
 
 def tree_table(nodes: list[dict[str, Any]]) -> Table:
     """One row a node, indented by its depth; the colour says its state."""
-    table = Table("tokens", "tier", "state", "value", "owners")
+    learned = any(node["chance"] for node in nodes)
+    table = Table("tokens", "tier", "state", "value", "owners", *(["chance of reuse"] if learned else []))
     for node in nodes:
         owners = [f"{workflow}: {', '.join(agents)}" for workflow, agents in node["owners"].items()]
         more = node["owner_count"] - len(owners)
@@ -63,9 +64,23 @@ def tree_table(nodes: list[dict[str, Any]]) -> Table:
             node["state"] + shared,
             value,
             "; ".join(owners) + (f"; and {more} more" if more else ""),
+            *([chance_text(node["chance"])] if learned else []),
             style=COLOURS[node["state"]],
         )
     return table
+
+
+def chance_text(chances: dict[str, Any] | None) -> str:
+    """The chance of a node in each tier, and the most special evidence for it."""
+    lines: list[str] = []
+    for tier, found in (chances or {}).items():
+        why = "nothing like it was seen"
+        if found["evidence"]:
+            best = found["evidence"][-1]
+            parts = ", ".join(f"{name} {part}" for name, part in best["situation"].items())
+            why = f"{best['mean']:.0%} of {best['observations']:.0f} seen: {parts}"
+        lines.append(f"{tier} {found['chance']:.0%} ({why})")
+    return "\n".join(lines)
 
 
 def _ask(base_url: str, engine: str | None, what: str) -> dict[str, Any]:

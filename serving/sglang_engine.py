@@ -14,6 +14,7 @@ from sglang.srt.platforms import current_platform
 
 from serving.config import AppConfig
 from serving.engine_args import engine_arguments
+from serving.learned import LearnedFile
 from serving.models import prepare_model
 from serving.openai_api import OpenAIApi, RecordingTokenizerManager
 from serving.run_directory import RunDirectory
@@ -70,6 +71,7 @@ def start_engine(
         prefetch=cache.prefetch,
         prefetch_reserve_tokens=_reserve(arguments, cache.prefetch_reserve_tokens),
         prefetch_tokens_per_s=cache.prefetch_tokens_per_s,
+        learned_file=LearnedFile(cache.learned_dir, config.model.served_name).copy_to(run_directory.path),
     ).to_environment()
     run_directory.use_for_temporary_files()
     _ignore_sigquit()

@@ -4,7 +4,7 @@ To add one: read the docstring of `EvictionPolicy`, copy the shape of a small po
 in tests/unit/test_policy_contract.py then proves it.
 """
 
-from cache_actor.policies import lifecycle, lookahead, lru, steps, survival, ttl
+from cache_actor.policies import lifecycle, lookahead, lru, reuse, steps, survival, ttl
 from cache_actor.policies.base import (
     VALUE_ONE,
     Combine,
@@ -26,6 +26,7 @@ __all__ = [
     "lru",
     "make_policy",
     "policy_names",
+    "reuse",
     "steps",
     "survival",
     "ttl",

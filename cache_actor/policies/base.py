@@ -39,6 +39,7 @@ class NodeFacts:
     tokens: its size.
     last_access: the engine's access counter; only its order means anything.
     touched_at: when a call last used it, in seconds of the clock that `now` is on.
+    chance: the chance of reuse that a learning policy has asked for, from 0 to 1; one half while nothing is known.
     """
 
     retired: bool
@@ -49,6 +50,7 @@ class NodeFacts:
     tokens: int
     last_access: float
     touched_at: float
+    chance: float = 0.5
 
 
 class EvictionPolicy(ABC):
@@ -58,8 +60,8 @@ class EvictionPolicy(ABC):
 
     * pure: the key depends on the arguments alone, time included;
     * total: keys of any two nodes compare, and ties end in `last_access`;
-    * neutral: while no owner has a value table and nothing is retired, the order is `last_access`, SGLang's LRU,
-      whatever the other facts say (`touched_at` need not agree with `last_access`);
+    * neutral: while no owner has a value table, nothing is retired and nothing is learned (all chances are equal), the
+      order is `last_access`, SGLang's LRU, whatever the other facts say (`touched_at` need not agree with it);
     * retired first: a retired node sorts below every node that is not (all policies but `lru`), and retired nodes
       among themselves by `retirement`;
     * monotonic: with everything else equal, a higher value of a known node never sorts lower;
@@ -73,6 +75,8 @@ class EvictionPolicy(ABC):
 
     name: ClassVar[str]
     combine: ClassVar[Combine] = Combine.SUM
+    learns: ClassVar[bool] = False
+    """Whether `NodeFacts.chance` must be filled in."""
 
     @abstractmethod
     def key(self, node: NodeFacts, now: float) -> Key:

@@ -126,12 +126,8 @@ class BareCache:
         self.allocator.clear()
 
     def touch(self, node_id: int, workflow: str | None, agent: str = "agent") -> None:
-        node = self.cache.tree_core.node_by_id(node_id)
-        if workflow is None:
-            self.cache.ledger.touch_unnamed(node, self.now)
-            return
-        owner = self.cache.ledger.owner(workflow)
-        self.cache.ledger.touch(node, owner, self.cache.ledger.bit(agent), self.now)
+        caller = self.cache.unnamed_caller() if workflow is None else self.cache.caller(workflow, agent)
+        self.cache.touch(self.cache.tree_core.node_by_id(node_id), caller)
 
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of the tokens are on the device; does not count as a use."""

@@ -27,6 +27,7 @@ from serving.benchmark.engine_process import EngineProcess, Job
 from serving.config import AppConfig, CacheConfig, ModelConfig, RandomQwen3Config
 from serving.sglang_plugin.ledger import Entry, Ledger, Owner
 from serving.sglang_plugin.order import VictimQueue
+from serving.sglang_plugin.uses import Use
 
 AT_ONCE = 32
 TURNS = 4
@@ -127,8 +128,7 @@ class HandMade:
             self.ledger.bit(f"other-{number}")
         self.bits = [self.ledger.bit(agent) for agent in _agents()]
         self.queues = {
-            tier: VictimQueue(self._key, self.policy.changes_at, lambda: self.now, f"{tier}_slot")
-            for tier in ("device", "host")
+            tier: VictimQueue(self._key, self.policy.changes_at, lambda: self.now, tier) for tier in ("device", "host")
         }
 
     def _key(self, node: Any, now: float) -> Key:
@@ -148,8 +148,8 @@ class HandMade:
             self.now += 0.001
             owner = self.ledger.owner(name)
             for agent, chain in enumerate(self.chains_of(number)):
-                self.ledger.touch(chain[-1], owner, self.bits[agent], self.now)
-                self.ledger.touch(chain[len(chain) // 2], owner, self.bits[(agent + 1) % AGENTS], self.now)
+                self.ledger.touch(chain[-1], owner, Use(self.now, bit=self.bits[agent]))
+                self.ledger.touch(chain[len(chain) // 2], owner, Use(self.now, bit=self.bits[(agent + 1) % AGENTS]))
             self.ledger.set_table(name, self.table())
 
     def add_leaves(self) -> None:
@@ -177,10 +177,10 @@ def touch_us(paths: int = 400, depth: int = 10) -> tuple[float, float]:
     bits = made.bits * (paths // AGENTS)
 
     def touched(by: list[Owner]) -> float:
-        touch, now = made.ledger.touch, made.now
+        touch, uses = made.ledger.touch, [Use(made.now, bit=bit) for bit in bits]
         start = time.perf_counter()
-        for chain, owner, bit in zip(made.chains, by, bits, strict=True):
-            touch(chain[-1], owner, bit, now)
+        for chain, owner, use in zip(made.chains, by, uses, strict=True):
+            touch(chain[-1], owner, use)
         return (time.perf_counter() - start) * 1e6 / (paths * depth)
 
     return touched(owners), touched(newcomers)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools"]
 Prefetch = Literal["off", "conservative", "aggressive"]
 
-_NOISY = re.compile(r"noisy\(([0-9.]+)\)$")
+_NOISY = re.compile(r"(lookahead|reuse)-noisy\(([0-9.]+)\)$")
 _PREFETCH: dict[str, Prefetch] = {"+prefetch": "conservative", "+aggressive": "aggressive"}
 
 
@@ -56,14 +56,18 @@ _PLAIN: dict[str, dict[str, Any]] = {
     "survival": {"policy": "survival", "parameters": {"form": "additive"}, "forecasts": "transitions"},
     "cachescout": {"policy": "survival", "parameters": {"form": "multiplicative"}, "forecasts": "transitions"},
     "ttl": {"policy": "ttl", "forecasts": "tools"},
+    "reuse": {"policy": "reuse"},
+    "reuse-uniform": {"policy": "reuse", "forecasts": "uniform"},
+    "reuse-markov": {"policy": "reuse", "forecasts": "markov"},
+    "reuse-oracle": {"policy": "reuse", "forecasts": "oracle"},
     "belady": {"clairvoyant": True},
     "unlimited": {"policy": "lru", "unlimited": True},
 }
 
 
 def contestant_names() -> list[str]:
-    """The names; `lookahead-noisy(X)` stands for any share X of wrong steps from 0 to 1."""
-    return [*_PLAIN, "lookahead-noisy(X)"]
+    """The names; `noisy(X)` stands for any share X of wrong steps from 0 to 1."""
+    return [*_PLAIN, "lookahead-noisy(X)", "reuse-noisy(X)"]
 
 
 def contestant(name: str) -> Contestant:
@@ -78,15 +82,15 @@ def contestant(name: str) -> Contestant:
         if name.endswith(suffix):
             base, prefetch = name.removesuffix(suffix), mode
     given = _PLAIN.get(base)
-    if noisy := _NOISY.match(base.removeprefix("lookahead-")):
-        noise = float(noisy[1])
+    if noisy := _NOISY.match(base):
+        noise = float(noisy[2])
         if noise > 1:
             raise ContestantError(f"policy {name!r}: the share of wrong steps is {noise:g}; give one from 0 to 1")
-        given = {"policy": "lookahead", "forecasts": "noisy", "noise": noise}
+        given = {"policy": noisy[1], "forecasts": "noisy", "noise": noise}
     if given is None:
         raise ContestantError(f"unknown policy {name!r}; choose from {', '.join(contestant_names())}")
     if prefetch is None:
         return Contestant(name, **given)
-    if given.get("policy") != "lookahead":
-        raise ContestantError(f"policy {name!r}: only the lookahead policies have a next agent to prefetch for")
+    if given.get("forecasts") not in ("uniform", "markov", "oracle", "noisy"):
+        raise ContestantError(f"policy {name!r}: only policies with a forecast have a next agent to prefetch for")
     return Contestant(name, **given, prefetch=prefetch)

@@ -6,12 +6,15 @@ turns calls into touches. What they add is bookkeeping and order; every KV byte 
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
@@ -27,21 +30,24 @@ from sglang.srt.mem_cache.unified_cache.tree_core_registry import (
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeNode
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from cache_actor.messages import EnginePlan, EngineReport
-from cache_actor.policies import EvictionPolicy, make_policy
+from cache_actor.messages import EnginePlan, EngineReport, RequestIdentity
+from cache_actor.policies import make_policy
 from cache_actor.policies.base import Key
+from cache_actor.policies.reuse import Reuse
 from serving.sglang_plugin.ghosts import Ghosts
-from serving.sglang_plugin.ledger import Ledger, Owner
+from serving.sglang_plugin.ledger import Ledger, Memory, Owner
 from serving.sglang_plugin.order import VictimQueue
-from serving.sglang_plugin.prefetch import MODES, Prefetcher
+from serving.sglang_plugin.prefetch import MODES, Prefetcher, is_moving
 from serving.sglang_plugin.recorder import identity_of
+from serving.sglang_plugin.reuse import TIERS, Learning, Tier, Watches
 from serving.sglang_plugin.settings import CacheSettings
+from serving.sglang_plugin.shadows import Shadows
 from serving.sglang_plugin.tree import FULL, ForecacheFullComponent, ForecacheTreeCore
+from serving.sglang_plugin.uses import Use
 
 logger = logging.getLogger("forecache")
 
 BACKEND = "forecache"
-TIERS = ("device", "host")
 # The counter of processor time, in nanoseconds; the others count tokens, or events.
 POLICY_NS = "policy_ns"
 # What is asked for often is counted anew no oftener than this, in seconds, nor for more than a fiftieth of the time.
@@ -59,12 +65,16 @@ def _make_cache(ctx: TreeCacheBuildContext) -> Any:
     return create_unified_radix_cache(ctx, cache_class=ForecacheCache)
 
 
+# What is remembered of a node that has left the tree.
+Past = tuple[Watches, Memory] | None
+
+
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request it is, in the ledger's terms."""
+    """Whose request it is, in the ledger's terms; without an owner, nobody's in particular."""
 
-    owner: Owner
-    agent: str
+    owner: Owner | None
+    use: Use
     final: bool
 
 
@@ -93,8 +103,14 @@ class ForecacheCache(UnifiedRadixCache):
         )
         self._tiers = settings.tiers
         self.queues: dict[str, VictimQueue] = {}
-        self.policy: EvictionPolicy = make_policy(settings.policy, settings.parameters)
-        self.ledger = Ledger(self.policy.combine, self.policy.strict, self._lowered, settings.max_workflows)
+        self.policy = self.followed = make_policy(settings.policy, settings.parameters)
+        self.learning = self._new_learning()
+        self._restore(settings.learned_file)
+        self.shadows: Shadows | None = None  # from the first call on
+        self._came_back: dict[int, list[tuple[int, Memory]]] = {}  # pieces of nodes that no call has touched yet
+        self.ledger = Ledger(
+            self.policy.combine, self.policy.strict, self._lowered, settings.max_workflows, self._retired
+        )
         params.tree_core_backend = BACKEND
         params.component_registry_override = {
             **(params.component_registry_override or {}),
@@ -109,16 +125,40 @@ class ForecacheCache(UnifiedRadixCache):
         Raises:
             ValueError: an unknown policy or parameter.
         """
-        self.policy = make_policy(name, parameters)
+        self.policy = self.followed = make_policy(name, parameters)
+        self.learning = self._new_learning()
+        self.shadows = None
         self.ledger.change(self.policy.combine, self.policy.strict, self.tree_core._node_arena.values())
         for queue in self.queues.values():
             queue.rebuild()
+
+    def _new_learning(self) -> Learning | None:
+        """Nothing is known yet; None for a policy that does not learn."""
+        return Learning(self.policy, self.capacity) if isinstance(self.policy, Reuse) else None
+
+    def _restore(self, path: str) -> None:
+        """Begins with what another engine has learned, if this one's policy can use it."""
+        if self.learning is None or not path:
+            return
+        try:
+            self.learning.restore(json.loads(Path(path).read_text()))
+            logger.info("forecache: goes on from what was learned before")
+        except (OSError, ValueError) as error:
+            logger.warning("forecache: what was learned before is of no use here: %s", error)
+
+    def capacity(self, tier: Tier) -> int:
+        """What a tier holds, in tokens."""
+        if tier == "device":
+            return int(self.token_to_kv_pool_allocator.size)
+        return int(self.cache_controller.mem_pool_host.size) if self.tiered else 1
 
     def end_workflow(self, workflow: str) -> bool:
         """The workflow is over: what it alone used is retired. False for one that is not active here."""
         self.prefetcher.cancel(workflow)
         self._tables_until.pop(workflow, None)
         self._early_tables.pop(workflow, None)
+        if self.shadows is not None:
+            self.shadows.end(workflow)
         return self.ledger.end(workflow)
 
     def apply(self, plan: EnginePlan) -> EngineReport:
@@ -158,8 +198,12 @@ class ForecacheCache(UnifiedRadixCache):
 
     def _take_table(self, workflow: str, table: dict[str, int] | None, until: float) -> None:
         """Values until a time; those of a workflow that has made no call here are kept for its first."""
-        if workflow in self.ledger.owners:
+        owner = self.ledger.owners.get(workflow)
+        if owner is not None:
             self.ledger.set_table(workflow, table)
+            self._moved(owner)
+            if self.shadows is not None:
+                self.shadows.set_table(workflow, table)
             if table is not None:
                 self._tables_until[workflow] = until
         elif table is None:
@@ -177,7 +221,10 @@ class ForecacheCache(UnifiedRadixCache):
 
     def figures(self) -> dict[str, Any]:
         """For people who look: the policy, counters and pools, in tokens."""
-        return {"policy": self.policy.name, "counters": self._counters(), "pools": self._pools()}
+        figures = {"policy": self.policy.name, "counters": self._counters(), "pools": self._pools()}
+        if self.shadows is not None:
+            figures |= {"follows": self.followed.name, "would_compute": self.shadows.misses()}
+        return figures
 
     def _counters(self) -> dict[str, int]:
         prefetched = {f"prefetch_{name}": count for name, count in self.prefetcher.counters.items()}
@@ -188,7 +235,7 @@ class ForecacheCache(UnifiedRadixCache):
         self._now = now
         for workflow in [workflow for workflow, until in self._tables_until.items() if until <= now]:
             del self._tables_until[workflow]
-            self.ledger.set_table(workflow, None)
+            self._take_table(workflow, None, now)
         for workflow in [workflow for workflow, (_, until) in self._early_tables.items() if until <= now]:
             del self._early_tables[workflow]
         self.prefetcher.expire(now)
@@ -258,6 +305,18 @@ class ForecacheCache(UnifiedRadixCache):
         self._touch(params.req, result.best_match_node)
         return result
 
+    def load_back(self, node_id: int, *args: Any, **kwargs: Any) -> bool:
+        learning, absent = self.learning, 0
+        if learning is not None:
+            node = self.tree_core.node_by_id(node_id)
+            while node.parent is not None and node.evicted:
+                absent += len(node.key)
+                node = node.parent
+        started = bool(super().load_back(node_id, *args, **kwargs))
+        if learning is not None and started:
+            learning.loaded(absent)
+        return started
+
     def loading_check(self, finish_count: int | None = None) -> None:
         super().loading_check(finish_count)
         self.prefetcher.finished(self.ongoing_load_back)
@@ -267,58 +326,116 @@ class ForecacheCache(UnifiedRadixCache):
         if self.disable:
             return
         if req.last_node is not None:
-            self._touch(req, req.last_node)
+            self._touch(req, req.last_node, generated=up_to > len(req.origin_input_ids))
         if req.finished():
             self.counters["prompt"] += len(req.origin_input_ids)
             self.counters["hit_device"] += req.cached_tokens_device
             self.counters["hit_host"] += req.cached_tokens_host
             computed = len(req.origin_input_ids) - req.cached_tokens_device - req.cached_tokens_host
             self.counters["computed"] += max(0, computed)
-        if req.finished() and (caller := self._caller(req)) is not None and caller.final:
+            self._show_end(req, up_to)
+        if req.finished() and (caller := self._caller(req)).final and caller.owner is not None:
             self.end_workflow(caller.owner.workflow)
 
-    def _touch(self, req: Any, node_id: int) -> None:
+    def _touch(self, req: Any, node_id: int, generated: bool = False) -> None:
         node = self.tree_core._node_arena.get(node_id)
-        if node is None:
-            return
-        now = self.clock()
-        caller = self._caller(req)
-        if caller is None:
-            self.ledger.touch_unnamed(node, now)
-        elif caller.owner.ended:
-            self.ledger.touch_ended(node, caller.owner, now)
-        else:
-            self.ledger.touch(node, caller.owner, self.ledger.bit(caller.agent), now)
+        if node is not None:
+            self.touch(node, self._caller(req), generated)
 
-    def _caller(self, req: Any) -> Caller | None:
+    def touch(self, node: UnifiedTreeNode, caller: Caller, generated: bool = False) -> None:
+        """A call uses the path to a node; `generated`: what is new of it is output."""
+        owner, use = caller.owner, caller.use
+        use.at = self.clock()
+        path = _path(node) if self.learning is not None else []
+        known_before = self._restore_pieces(path)
+        if self.learning is not None:
+            path = _path(node) if known_before else path
+            self.learning.used(one for one in path if one.entry.use is not use)
+        if owner is None:
+            self.ledger.touch_unnamed(node, use, generated)
+        elif owner.ended:
+            self.ledger.touch_ended(node, owner, use)
+        else:
+            use.bit = self.ledger.bit(use.agent)
+            self.ledger.touch(node, owner, use, generated)
+        for piece, memory in known_before:
+            self.ledger.recall(piece, memory)
+        if path:
+            self._lowered(path)
+
+    def caller(self, workflow: str, agent: str, final: bool = False) -> Caller:
+        """A new call of a workflow."""
+        owner = self.ledger.owner(workflow)
+        owner.calls_as(agent)
+        self._moved(owner)
+        return Caller(owner, Use(self.clock(), agent, step=owner.calls), final)
+
+    def unnamed_caller(self) -> Caller:
+        """A new call of nobody in particular."""
+        return Caller(None, Use(self.clock()), final=False)
+
+    def _caller(self, req: Any) -> Caller:
         """Who makes the request, settled at its first touch: a workflow that ends meanwhile is not revived by it."""
         try:
-            caller: Caller | None = req.forecache_caller
+            caller: Caller = req.forecache_caller
         except AttributeError:
             identity = identity_of(req.kv_hints)
-            caller = None
-            if identity is not None:
-                owner = self.ledger.owner(identity.workflow)
-                caller = Caller(owner, identity.agent, identity.final)
-                if early := self._early_tables.pop(identity.workflow, None):
-                    self._take_table(identity.workflow, *early)
+            caller = (
+                self.caller(identity.workflow, identity.agent, identity.final)
+                if identity is not None
+                else self.unnamed_caller()
+            )
             req.forecache_caller = caller
+            self._show_call(req, identity)
+            if identity is not None and (early := self._early_tables.pop(identity.workflow, None)):
+                self._take_table(identity.workflow, *early)
         return caller
 
-    def new_queue(self, tier: str) -> VictimQueue:
-        queue = VictimQueue(
-            self._key if tier in self._tiers else _recency, self.policy_changes_at, self.clock, f"{tier}_slot"
-        )
+    def _show_call(self, req: Any, identity: RequestIdentity | None) -> None:
+        """A call begins: the shadows see it, too."""
+        if not isinstance(self.policy, Reuse) or not self.policy.guard:
+            return
+        begin = time.perf_counter_ns()
+        if self.shadows is None:
+            self.shadows = Shadows(self.policy, max(self.capacity(tier) for tier in TIERS), self._max_workflows)
+        workflow, agent = (identity.workflow, identity.agent) if identity is not None else (None, "")
+        space = (req.extra_key, req.cache_salt)
+        self.shadows.called(req.rid, workflow, agent, req.origin_input_ids, space, self.clock())
+        self.counters[POLICY_NS] += time.perf_counter_ns() - begin
+
+    def _show_end(self, req: Any, up_to: int) -> None:
+        """A call is over; if the shadows say so, another policy is followed from now on."""
+        if self.shadows is None:
+            return
+        begin = time.perf_counter_ns()
+        if self.shadows.finished(req.rid, req.full_untruncated_fill_ids[:up_to], self.clock()):
+            self.followed = self.shadows.followed
+            self.counters["policy_changes"] += 1
+            logger.info("forecache: follows policy %s from now on: %s", self.followed.name, self.shadows.misses())
+            for queue in self.queues.values():
+                queue.rebuild()
+        self.counters[POLICY_NS] += time.perf_counter_ns() - begin
+
+    def _moved(self, owner: Owner) -> None:
+        """What a workflow does or is forecast to do has changed, and with it the chances of all its nodes."""
+        if self.learning is not None:
+            self._lowered(list(self.ledger.nodes_of(owner)))
+
+    def new_queue(self, tier: Tier) -> VictimQueue:
+        key = partial(self._key, tier) if tier in self._tiers else _recency
+        queue = VictimQueue(key, self.policy_changes_at, self.clock, tier)
         self.queues[tier] = queue
         return queue
 
     def policy_changes_at(self, now: float) -> float:
-        return self.policy.changes_at(now)
+        return self.followed.changes_at(now)
 
     def next_victim(self, queue: VictimQueue) -> UnifiedTreeNode | None:
         """The first of a queue; the time it takes counts as the policy's."""
         begin = time.perf_counter_ns()
         victim = queue.first()
+        if self.learning is not None and victim is not None:
+            self.learning.evicting(queue.tier, queue, victim)
         self.counters[POLICY_NS] += time.perf_counter_ns() - begin
         return victim
 
@@ -332,12 +449,63 @@ class ForecacheCache(UnifiedRadixCache):
             if self.prefetcher.at_work and reason != "retired":
                 self.counters["active_evictions_by_prefetch"] += len(node.key)
 
-    def _key(self, node: UnifiedTreeNode, now: float) -> Key:
-        return self.policy.key(self.ledger.facts(node), now)
+    def _key(self, tier: Tier, node: UnifiedTreeNode, now: float) -> Key:
+        facts = self.ledger.facts(node)
+        if self.learning is not None and not facts.retired:
+            facts.chance = self.learning.chance(tier, node.entry)
+        return self.followed.key(facts, now)
+
+    def past_of(self, node: UnifiedTreeNode) -> Past:
+        """What to remember of a node that leaves the tree; nothing if nobody learns from it."""
+        self._came_back.pop(node.id, None)
+        if self.learning is None:
+            return None
+        return self.learning.left(node), self.ledger.memory(node)
+
+    def came_back(self, node: UnifiedTreeNode, pieces: list[tuple[int, Past]]) -> None:
+        """What had left the tree in pieces has been computed again as (the beginning of) one node."""
+        if self.learning is None:
+            return
+        remembered: list[tuple[int, Memory]] = []
+        for tokens, past in pieces:
+            if past is None:  # it left under another policy
+                break
+            self.learning.returned(past[0])
+            remembered.append((tokens, past[1]))
+        if remembered:
+            self._came_back[node.id] = remembered
+
+    def _restore_pieces(self, path: list[UnifiedTreeNode]) -> list[tuple[UnifiedTreeNode, Memory]]:
+        """Cuts nodes of the path into the pieces that they left in; the pieces with what is known of them.
+
+        Otherwise what is one node with something new after it would be taken for new as a whole: an agent's anchor for
+        a part of the prompt that brings it back.
+        """
+        found: list[tuple[UnifiedTreeNode, Memory]] = []
+        for node in path if self._came_back else ():
+            if node.id not in self._came_back or is_moving(node):
+                continue
+            for tokens, memory in self._came_back.pop(node.id):
+                cut = tokens < len(node.key) and tokens % self.page_size == 0
+                found.append((self.split_node(node, tokens) if cut else node, memory))
+        return found
+
+    def _retired(self, nodes: list[Any]) -> None:
+        if self.learning is not None:
+            self.learning.retired(nodes)
 
     def _lowered(self, nodes: list[Any]) -> None:
         for queue in self.queues.values():
             queue.lowered(nodes)
+
+
+def _path(node: UnifiedTreeNode) -> list[UnifiedTreeNode]:
+    """From a node up to the root, without it."""
+    path: list[UnifiedTreeNode] = []
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    return path
 
 
 def _recency(node: UnifiedTreeNode, now: float) -> Key:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache_actor.policies import VALUE_ONE
 from serving.sglang_plugin.integrity import check_integrity
+from serving.sglang_plugin.reuse import TIERS
 
 if TYPE_CHECKING:
     from serving.sglang_plugin.cache import ForecacheCache
@@ -26,6 +27,8 @@ def answer(cache: ForecacheCache | None, what: str) -> dict[str, Any]:
         return dataclasses.asdict(cache.report(cache.applied_plan)) | {"policy": cache.policy.name}
     if what == "figures":
         return cache.figures()
+    if what == "learned":
+        return cache.learning.state() if cache.learning is not None else {}
     if what == "dump":
         return dump(cache)
     if what == "check":
@@ -34,11 +37,12 @@ def answer(cache: ForecacheCache | None, what: str) -> dict[str, Any]:
         except AssertionError as error:
             return {"consistent": False, "error": str(error)}
         return {"consistent": True}
-    return {"error": f"unknown question {what!r}; ask for report, figures, dump or check"}
+    return {"error": f"unknown question {what!r}; ask for report, figures, learned, dump or check"}
 
 
 def dump(cache: ForecacheCache) -> dict[str, Any]:
-    """The tree in depth-first order: for each node its depth, size, tiers, owners, value and state.
+    """The tree in depth-first order: for each node its depth, size, tiers, owners, value, state and, under a policy
+    that learns, its chance of reuse in each tier with the evidence.
 
     Of a tree with more than 2,000 nodes, or more than 512 KiB of them as JSON, the rest is left out and counted.
     """
@@ -76,4 +80,22 @@ def _row(cache: ForecacheCache, node: Any, depth: int) -> dict[str, Any]:
         "value": round(entry.value / VALUE_ONE, 3) if entry.tables else None,
         "owners": owners,
         "owner_count": len(entry.owners),
+        "chance": _chances(cache, node),
+    }
+
+
+def _chances(cache: ForecacheCache, node: Any) -> dict[str, Any] | None:
+    learning = cache.learning
+    if learning is None or node.entry.retirement:
+        return None
+    tiers = TIERS if cache.tiered else TIERS[:1]
+    return {
+        tier: {
+            "chance": round(learning.chance(tier, node.entry), 4),
+            "evidence": [
+                {"situation": one.situation, "observations": round(one.observations, 1), "mean": round(one.mean, 4)}
+                for one in learning.explain(tier, node.entry)
+            ],
+        }
+        for tier in tiers
     }

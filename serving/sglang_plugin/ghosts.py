@@ -8,6 +8,7 @@ cut the prefix into nodes: the hash of a longer prefix is that of the shorter on
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ Words = npt.NDArray[np.uint64]
 class _Ghost:
     tokens: int
     end: int
+    mark: Any
 
 
 class Ghosts:
@@ -41,21 +43,29 @@ class Ghosts:
         """The tree was emptied on demand: what comes now is computed for that, and nothing to regret."""
         self._ghosts.clear()
 
-    def lost(self, node: Any) -> None:
-        """`node`, a leaf that still knows its parent, is about to leave the tree. O(tokens of its path)."""
+    def lost(self, node: Any, mark: Any = None) -> None:
+        """`node`, a leaf that still knows its parent, is about to leave the tree. O(tokens of its path).
+
+        Args:
+            mark: told to whoever asks when it comes again.
+        """
         tokens = _tokens(node)
         if not len(tokens):
             return
         begin, position = self._end_of(node.parent)
         end = self._after(begin, position, tokens)
         place = (begin, int(tokens[0]), _namespace(node))
-        self._ghosts[place] = _Ghost(len(tokens), end)
+        self._ghosts[place] = _Ghost(len(tokens), end, mark)
         self._ghosts.move_to_end(place)
         if len(self._ghosts) > self._limit:
             self._ghosts.popitem(last=False)
 
-    def came(self, node: Any) -> int:
-        """`node` was computed and put into the tree; how many of its tokens had been there before."""
+    def came(self, node: Any, returned: Callable[[int, Any], None] = lambda tokens, mark: None) -> int:
+        """`node` was computed and put into the tree; how many of its tokens had been there before.
+
+        Args:
+            returned: told of the pieces that they had left in, from the node's beginning on: tokens and mark.
+        """
         if not self._ghosts:
             return 0
         tokens, namespace = _tokens(node), _namespace(node)
@@ -71,6 +81,7 @@ class Ghosts:
             if len(piece) == ghost.tokens and place != ghost.end:
                 return regret  # it began alike and went another way
             del self._ghosts[key]
+            returned(len(piece), ghost.mark)
             regret += len(piece)
         return regret
 

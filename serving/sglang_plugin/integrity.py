@@ -44,6 +44,8 @@ def check_integrity(cache: ForecacheCache) -> None:
     assert on_device == expected, f"nodes hold {on_device} device tokens, SGLang counts {expected}"
     now = cache.clock()
     for tier, queue in cache.queues.items():
+        if cache.learning is not None:  # what was learned since has changed keys that nobody has looked at
+            queue.rebuild()
         in_order = queue.in_order()
         first = queue.first()
         assert (first is None) == (not in_order), f"{tier}: {len(in_order)} candidates, first is {first}"

@@ -12,15 +12,19 @@ decides may depend on it. Three rules keep it small and exact:
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cache_actor.policies.base import Combine, NodeFacts
 from serving.sglang_plugin.agents import AgentBits
+from serving.sglang_plugin.uses import NEVER, Use
 
 MAX_OWNERS = 4096
 MAX_MASKS = 4096
+MAX_NAMES = 8
 ENDS_A_SWEEP = 64
 # In `Entry.past`: somebody who gave no name uses it, so that nobody can say that it is over.
 UNNAMED = 1 << 40
@@ -34,20 +38,32 @@ class LedgerNode(Protocol):
     parent: Any
     entry: Entry
     last_access_time: float
-    key: Any
     id: int
+
+    @property
+    def key(self) -> Any: ...
 
 
 class Owner:
-    """An active workflow as the ledger knows it. Ended, it owns nothing; its object is not used again."""
+    """An active workflow as the ledger knows it. Ended, it owns nothing; its object is not used again.
 
-    __slots__ = ("ended", "table", "tips", "workflow")
+    calls: how many it has made; `agent` the latest of them, `previous` the one before.
+    """
+
+    __slots__ = ("agent", "calls", "ended", "previous", "table", "tips", "workflow")
 
     def __init__(self, workflow: str) -> None:
         self.workflow = workflow
         self.table: dict[int, int] | None = None  # agent bit -> value
         self.tips: set[LedgerNode] = set()
         self.ended = False
+        self.calls = 0
+        self.agent = self.previous = ""
+
+    def calls_as(self, agent: str) -> None:
+        """It makes a call."""
+        self.calls += 1
+        self.previous, self.agent = self.agent, agent
 
 
 class Entry:
@@ -58,6 +74,7 @@ class Entry:
     value: sum or maximum of its owners' values for their agents.
     tables: how many of its owners have a value table.
     retirement: its place in the order of retirement; 0 while it is not retired.
+    use: its last one; `uses`: how many calls have had it in their prompts.
     device_slot, host_slot: number of its newest item in the victim queue of that tier.
     walk: number of the last walk over a workflow's paths that came by.
     """
@@ -70,19 +87,21 @@ class Entry:
         "past",
         "retirement",
         "tables",
-        "touched_at",
+        "use",
+        "uses",
         "value",
         "walk",
     )
 
-    def __init__(self, now: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.owners: dict[Owner, int] = {}
         self.past = 0
         self.last: str | None = None
         self.value = 0
         self.tables = 0
         self.retirement = 0
-        self.touched_at = now
+        self.use = NEVER
+        self.uses = 0
         self.device_slot = 0
         self.host_slot = 0
         self.walk = 0
@@ -92,6 +111,26 @@ class Entry:
         """Several workflows have used it: an agent's anchor."""
         return self.past + len(self.owners) > 1
 
+    def used(self, use: Use, generated: bool) -> None:
+        """A call uses it; the same call may say so again. `generated`: what is new of it is output and no prompt."""
+        if self.use is not use:
+            if not generated or self.use is not NEVER:
+                self.uses += 1
+            self.use = use
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What is worth knowing of a node that has left the tree, when it is computed again.
+
+    users: workflows that had used it; `names` of some of those that were active, `last` of one that was not.
+    """
+
+    users: int
+    unnamed: bool
+    names: tuple[str, ...]
+    last: str | None
+
 
 class Ledger:
     """All owners and agents, and the operations that keep the entries of a tree right.
@@ -100,6 +139,7 @@ class Ledger:
         combine: how a node's value comes from its owners' (the policy says).
         strict: whether a dormant anchor (shared, no active owner) counts as retired.
         lowered: told of the nodes whose policy keys may have fallen: their values sank, or they retired.
+        retired: told of the nodes that retired.
         max_workflows: active workflows; beyond it the one without a call for longest is ended.
     """
 
@@ -109,12 +149,14 @@ class Ledger:
         strict: bool,
         lowered: Callable[[list[LedgerNode]], None],
         max_workflows: int = 10_000,
+        retired: Callable[[list[LedgerNode]], None] = lambda nodes: None,
     ) -> None:
         self.combine = combine
         self.strict = strict
         self.owners: OrderedDict[str, Owner] = OrderedDict()  # the one without a call for longest first
         self.forgotten_workflows = 0
         self._lowered = lowered
+        self._retired = retired
         self._max_workflows = max_workflows
         self.agents = AgentBits()
         self._ends = self._next_sweep = 0
@@ -154,13 +196,18 @@ class Ledger:
         self.owners.move_to_end(workflow)
         return owner
 
-    def touch(self, node: LedgerNode, owner: Owner, bit: int, now: float) -> None:
-        """A call of `owner`'s agent uses the path from `node` to the root. O(path)."""
-        tips = owner.tips
+    def touch(self, node: LedgerNode, owner: Owner, use: Use, generated: bool = False) -> None:
+        """A call of `owner`'s agent uses the path from `node` to the root. O(path).
+
+        Args:
+            generated: nodes that nobody has used before hold what the call has generated.
+        """
+        tips, bit = owner.tips, use.bit
         below_a_tip = False
         while node.parent is not None:
             entry = node.entry
-            entry.touched_at = now
+            if entry.use is not use:
+                entry.used(use, generated)
             mask = entry.owners.get(owner, 0)
             if not mask & bit:
                 if mask or len(entry.owners) < MAX_OWNERS:
@@ -176,11 +223,11 @@ class Ledger:
             below_a_tip = True
             node = node.parent
 
-    def touch_ended(self, node: LedgerNode, owner: Owner, now: float) -> None:
+    def touch_ended(self, node: LedgerNode, owner: Owner, use: Use) -> None:
         """A call that outlived its workflow leaves something behind: it is retired from the start."""
         left: list[LedgerNode] = []
         while node.parent is not None and not node.entry.owners and not node.entry.past:
-            node.entry.touched_at = now
+            node.entry.used(use, generated=True)
             node.entry.past = 1
             node.entry.last = owner.workflow
             if self.is_retired(node.entry):
@@ -188,10 +235,10 @@ class Ledger:
             node = node.parent
         self._retire(left)
 
-    def touch_unnamed(self, node: LedgerNode, now: float) -> None:
+    def touch_unnamed(self, node: LedgerNode, use: Use, generated: bool = False) -> None:
         """A call of nobody in particular uses the path from `node` to the root: it goes by recency, for good."""
         while node.parent is not None:
-            node.entry.touched_at = now
+            node.entry.used(use, generated)
             node.entry.past |= UNNAMED
             node.entry.retirement = 0
             node = node.parent
@@ -323,6 +370,7 @@ class Ledger:
             self._retirements += 1
             node.entry.retirement = self._retirements
         self._lowered(in_order)
+        self._retired(in_order)
 
     def split(self, upper: LedgerNode, lower: LedgerNode) -> None:
         """`lower` was split, and `upper` is the new node above it: what used the one used the other."""
@@ -333,7 +381,8 @@ class Ledger:
         target.value = source.value
         target.tables = source.tables
         target.retirement = source.retirement
-        target.touched_at = source.touched_at
+        target.use = source.use
+        target.uses = source.uses
         self._lowered([lower])  # it has fewer tokens now
 
     def drop(self, node: LedgerNode) -> None:
@@ -347,6 +396,29 @@ class Ledger:
                 if above.parent is not None:
                     owner.tips.add(above)
         node.entry = Entry()
+
+    def memory(self, node: LedgerNode) -> Memory:
+        """What `recall` wants of a node that is about to leave."""
+        entry = node.entry
+        names = tuple(owner.workflow for owner in itertools.islice(entry.owners, MAX_NAMES))
+        ended = entry.past & (UNNAMED - 1)
+        return Memory(ended + len(entry.owners), entry.past >= UNNAMED, names, entry.last)
+
+    def recall(self, node: LedgerNode, memory: Memory) -> None:
+        """A node that had been here before has been computed again, by a call that has touched it.
+
+        Its uses are counted anew: measured on real traces, what has left and come back is more like what is new.
+        """
+        entry = node.entry
+        known = {*memory.names, memory.last}
+        others = memory.users - sum(owner.workflow in known for owner in entry.owners)
+        if others > 0:
+            entry.past += others
+            entry.last = memory.last or memory.names[0]
+        if memory.unnamed:
+            entry.past |= UNNAMED
+        if not self.is_retired(entry):
+            entry.retirement = 0
 
     def change(self, combine: Combine, strict: bool, nodes: Iterable[LedgerNode]) -> None:
         """Another policy asks for another combination; `nodes` are all of the tree."""
@@ -404,7 +476,7 @@ class Ledger:
             entry.value,
             len(node.key),
             float(node.last_access_time),
-            entry.touched_at,
+            entry.use.at,
         )
 
 

@@ -9,7 +9,8 @@ Ties of keys end in `node.id`: the victim is the same on every tensor-parallel r
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+import random
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from cache_actor.policies.base import Key
@@ -24,7 +25,7 @@ class VictimQueue(set[Any]):
 
     Args:
         key: a node's key now. `changes_at` says until when the order stands, in seconds of `clock`.
-        slot: name of the entry's field that holds the number of its newest item in this queue.
+        tier: whose leaves they are; the entry's field `<tier>_slot` holds the number of a node's newest item.
     """
 
     def __init__(
@@ -32,13 +33,14 @@ class VictimQueue(set[Any]):
         key: Callable[[Any, float], Key],
         changes_at: Callable[[float], float],
         clock: Callable[[], float],
-        slot: str,
+        tier: str,
     ) -> None:
         super().__init__()
         self.key = key
         self._changes_at = changes_at
         self._clock = clock
-        self._slot = slot
+        self.tier = tier
+        self._slot = f"{tier}_slot"
         self._heap: list[tuple[Key, int, int, Any]] = []
         self._items = 0
         self._fallen: set[Any] = set()
@@ -78,8 +80,18 @@ class VictimQueue(set[Any]):
         """Gives the members among the fallen items with their keys of now."""
         now, fallen = self._clock(), self._fallen
         self._fallen = set()
-        for node in self & fallen:
+        for node in sorted(self & fallen, key=_by_id):
             self._push(node, now)
+
+    def sample(self, count: int, rng: random.Random) -> Iterator[Any]:
+        """Up to `count` members by chance, the same on every tensor-parallel rank; each is put in its place."""
+        for _ in range(count if self._heap else 0):
+            key, _, item, node = rng.choice(self._heap)
+            if node in self and getattr(node.entry, self._slot) == item:
+                current = self.key(node, now := self._clock())
+                if current < key:
+                    self._push(node, now)
+                yield node
 
     def set_aside(self, node: Any) -> None:
         """Passes over a member until it is `lowered` or added again: it could not be evicted this time."""
@@ -93,7 +105,7 @@ class VictimQueue(set[Any]):
         now, fallen = self._clock(), self._fallen
         self._fallen = set()
         self._stands_until = self._changes_at(now)
-        members = [node for node in self if getattr(node.entry, self._slot) or node in fallen]
+        members = [node for node in sorted(self, key=_by_id) if getattr(node.entry, self._slot) or node in fallen]
         self._heap = [self._item(node, self.key(node, now)) for node in members]
         heapq.heapify(self._heap)
 
@@ -115,3 +127,8 @@ class VictimQueue(set[Any]):
 
     def _crowded(self) -> bool:
         return len(self._heap) > 4 * len(self) + _SLACK
+
+
+def _by_id(node: Any) -> int:
+    number: int = node.id
+    return number

@@ -203,7 +203,7 @@ class Prefetcher:
                 limit -= len(node.key)
                 continue
             part = limit // self._cache.page_size * self._cache.page_size
-            if part >= self._cache.load_back_threshold and not _is_moving(node):
+            if part >= self._cache.load_back_threshold and not is_moving(node):
                 fitting.append(self._cache.split_node(node, part))
             break
         return fitting
@@ -215,7 +215,7 @@ class Prefetcher:
         nodes = [node for node in owned if node.entry.owners[owner] & bit]
         absent = [node for node in nodes if node.evicted and node.backuped]
         # The ids make the choice the same on every rank.
-        return max(absent, key=lambda node: (node.entry.touched_at, _depth(node), node.id), default=None)
+        return max(absent, key=lambda node: (node.entry.use.at, _depth(node), node.id), default=None)
 
     def _make_room(self, tokens: int) -> int:
         """Tokens that may be loaded, after retired nodes have made way for them."""
@@ -249,7 +249,8 @@ def _missing(node: Any) -> list[Any]:
     return path[::-1]
 
 
-def _is_moving(node: Any) -> bool:
+def is_moving(node: Any) -> bool:
+    """Whether SGLang copies the node to or from the host at the moment."""
     return node.write_through_pending_id is not None or node.load_back_pending_id is not None
 
 

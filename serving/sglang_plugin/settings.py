@@ -20,6 +20,7 @@ class CacheSettings:
     prefetch: `off`, `conservative` or `aggressive`.
     prefetch_reserve_tokens: device tokens that prefetching leaves free.
     prefetch_tokens_per_s: what the link from the host moves, until loads have been measured.
+    learned_file: what an earlier engine has learned; empty: nothing.
     """
 
     policy: str = "lifecycle"
@@ -29,6 +30,7 @@ class CacheSettings:
     prefetch: str = "conservative"
     prefetch_reserve_tokens: int = 8192
     prefetch_tokens_per_s: float = 50_000.0
+    learned_file: str = ""
 
     def to_environment(self) -> None:
         """For the processes that this one starts."""

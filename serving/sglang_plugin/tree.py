@@ -12,7 +12,7 @@ from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore
 from serving.sglang_plugin.ledger import Entry
 
 if TYPE_CHECKING:
-    from serving.sglang_plugin.cache import ForecacheCache
+    from serving.sglang_plugin.cache import ForecacheCache, Past
 
 FULL = ComponentType.FULL
 
@@ -31,24 +31,35 @@ class ForecacheTreeCore(UnifiedTreeCore):
         cache.ledger.clear()
         cache.ghosts.clear()
         cache.prefetcher.clear()
+        if cache.learning is not None:
+            cache.learning.forget_watches()
         self.evictable_device_leaves = cache.new_queue("device")
         self.evictable_host_leaves = cache.new_queue("host")
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node = super()._new_node(priority)
-        node.entry = Entry(self._cache.clock())
+        node.entry = Entry()
         return node
 
     def _add_new_node(self, *args: Any, **kwargs: Any) -> UnifiedTreeNode:
         node = super()._add_new_node(*args, **kwargs)
         cache = self._cache
-        if regret := cache.ghosts.came(node):
+        if cache.learning is not None:
+            cache.learning.computed(len(node.key))
+        pieces: list[tuple[int, Past]] = []
+        if regret := cache.ghosts.came(node, lambda tokens, past: pieces.append((tokens, past))):
             cache.counters["regret"] += regret
+            cache.came_back(node, pieces)
         return node
+
+    def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
+        super()._unevict_node_on_insert(node, *args, **kwargs)
+        if (learning := self._cache.learning) is not None:
+            learning.computed(len(node.key))
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
         cache = self._cache
-        cache.ghosts.lost(node)
+        cache.ghosts.lost(node, cache.past_of(node))
         cache.ledger.drop(node)
         super()._unregister_node(node)
 
@@ -59,6 +70,8 @@ class ForecacheFullComponent(FullComponent):
     def redistribute_on_node_split(self, new_parent: UnifiedTreeNode, child: UnifiedTreeNode) -> None:
         super().redistribute_on_node_split(new_parent, child)
         self.cache.ledger.split(new_parent, child)
+        if self.cache.learning is not None:
+            self.cache.learning.split(new_parent, child)
         self.cache.prefetcher.split(new_parent, child)
 
     def _evict_device_start(self, request_cnt: int) -> None:

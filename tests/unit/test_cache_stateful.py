@@ -36,6 +36,8 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("survival", {"form": "additive"}),
     ("survival", {"form": "multiplicative"}),
     ("ttl", {}),
+    ("reuse", {"samples": 2}),
+    ("reuse", {"features": "uses", "residence": 0.2, "strict": True}),
 ]
 
 

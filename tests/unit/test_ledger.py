@@ -15,6 +15,7 @@ from cache_actor.policies.base import Combine
 from serving.sglang_plugin import ledger as module
 from serving.sglang_plugin.agents import MAX_AGENTS, OTHER_AGENTS
 from serving.sglang_plugin.ledger import ENDS_A_SWEEP, Entry, Ledger, Owner
+from serving.sglang_plugin.uses import Use
 
 
 class Node:
@@ -67,7 +68,7 @@ class Tree:
                 break
             on_path.last_access_time = self.now - age * 1e-5
             on_path = on_path.parent
-        self.ledger.touch(node, self.ledger.owner(workflow), self.ledger.bit(agent), self.now)
+        self.ledger.touch(node, self.ledger.owner(workflow), Use(self.now, agent, self.ledger.bit(agent)))
 
     def split(self, lower: Node) -> Node:
         assert lower.parent is not None
@@ -243,7 +244,7 @@ class TestEnds:
         tree.touch(top, "v")
         owner = tree.ledger.owner("w")
         tree.ledger.end("w")
-        tree.ledger.touch_ended(leaf, owner, 1.0)
+        tree.ledger.touch_ended(leaf, owner, Use(1.0))
         assert retired(top, middle, leaf) == [False, True, True]
         assert owners(top) == {"v"}
         assert top.entry.past == 0
@@ -253,7 +254,7 @@ class TestEnds:
         top, leaf = tree.chain(2)
         tree.touch(leaf, "w")
         tree.ledger.end("w")
-        tree.ledger.touch_unnamed(top, 1.0)
+        tree.ledger.touch_unnamed(top, Use(1.0))
         assert retired(top, leaf) == [False, True]
         tree.touch(top, "v")
         tree.ledger.end("v")
@@ -439,9 +440,9 @@ class TestMemory:
     def test_an_entry_with_four_owners_takes_at_most_400_bytes(self) -> None:
         """Ten branches of ten nodes, all used by four workflows.
 
-        Counted: for each node its entry, its dictionary of owners and its `touched_at`; for each workflow its set of
-        tips. Masks and workflow names are shared, so they count as nothing. Where every node is a tip of all four, sets
-        of tips come to up to 132 bytes a node instead of 29.
+        Counted: for each node its entry and its dictionary of owners; for each workflow its set of tips. Masks, uses
+        and workflow names are shared, so they count as nothing. Where every node is a tip of all four, sets of tips
+        come to up to 132 bytes a node instead of 29.
         """
         tree = Tree()
         for branch in range(10):
@@ -450,10 +451,7 @@ class TestMemory:
                 tree.touch(leaf, f"w{workflow}", f"a{branch % 4}")
         nodes = tree.nodes()
         assert {len(node.entry.owners) for node in nodes} == {4}
-        entries = sum(
-            sys.getsizeof(node.entry) + sys.getsizeof(node.entry.owners) + sys.getsizeof(node.entry.touched_at)
-            for node in nodes
-        )
+        entries = sum(sys.getsizeof(node.entry) + sys.getsizeof(node.entry.owners) for node in nodes)
         tips = sum(sys.getsizeof(owner.tips) for owner in tree.ledger.owners.values())
         assert (entries + tips) / len(nodes) <= 400
 
@@ -508,7 +506,7 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(place=PLACES)
     def touch_unnamed(self, place: int) -> None:
         if (node := self.pick(place)) is not None:
-            self.tree.ledger.touch_unnamed(node, self.tree.now)
+            self.tree.ledger.touch_unnamed(node, Use(self.tree.now))
             for at in self.path(node):
                 self.ended[at].add(None)
 
@@ -520,7 +518,7 @@ class LedgerMachine(RuleBasedStateMachine):
         owner = self.late[place % len(self.late)]
         fresh = self.tree.node(node)
         self.users[fresh], self.ended[fresh] = {}, set()
-        self.tree.ledger.touch_ended(fresh, owner, self.tree.now)
+        self.tree.ledger.touch_ended(fresh, owner, Use(self.tree.now))
         for at in itertools.takewhile(lambda one: not self.users[one] and not self.ended[one], self.path(fresh)):
             self.ended[at].add(owner.workflow)
 

@@ -29,7 +29,7 @@ class Node:
         self.id = number
         self.rank = rank
         self.salt = salt
-        self.entry = SimpleNamespace(slot=0)
+        self.entry = SimpleNamespace(device_slot=0)
 
     def __hash__(self) -> int:
         return hash((self.salt, self.id))
@@ -40,7 +40,7 @@ class Clock:
         self.now = 0.0
 
     def queue(self) -> VictimQueue:
-        return VictimQueue(drifting_key, lambda now: (now // PERIOD_S + 1) * PERIOD_S, lambda: self.now, "slot")
+        return VictimQueue(drifting_key, lambda now: (now // PERIOD_S + 1) * PERIOD_S, lambda: self.now, "device")
 
 
 def drifting_key(node: Node, now: float) -> Key:
@@ -232,7 +232,7 @@ class TestBounds:
             computed += 1
             return (float(node.rank),)
 
-        queue = VictimQueue(key, lambda now: float("inf"), lambda: 0.0, "slot")
+        queue = VictimQueue(key, lambda now: float("inf"), lambda: 0.0, "device")
         source = random.Random(1)
         for number in range(10_000):
             queue.add(Node(number, source.randrange(1000)))

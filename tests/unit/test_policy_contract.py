@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from cache_actor.policies import VALUE_ONE, EvictionPolicy, NodeFacts, make_policy, policy_names
 from cache_actor.policies.base import Key, clock_period
+from cache_actor.policies.reuse_table import PRIOR
 
 # Besides its defaults, which every policy is tested with.
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
@@ -24,6 +25,7 @@ PARAMETERS: dict[str, list[dict[str, Any]]] = {
         {"form": "multiplicative", "anchors_only": False, "delta": 0.0, "unknown_tokens": 1},
         {"anchors_only": False, "weight": 0.0, "decay_per_s": 3.0, "refresh_s": 0.1},
     ],
+    "reuse": [{"strict": True, "features": ""}],
     "ttl": [{"refresh_s": 0.1}, {"refresh_s": 3600}],
 }
 
@@ -45,6 +47,7 @@ def facts(draw: st.DrawFn, known: bool | None = None, retired: bool | None = Non
         tokens=draw(st.integers(1, 100_000)),
         last_access=draw(ACCESSES),
         touched_at=draw(CLOCKS),
+        chance=draw(st.floats(0, 1)) if is_known else PRIOR,
     )
 
 

@@ -23,6 +23,7 @@ from serving.benchmark.bare_cache import BareCache
 from serving.sglang_plugin.dump import answer, dump
 from serving.sglang_plugin.ledger import Entry, Ledger
 from serving.sglang_plugin.prefetch import MAX_ORDERS, MAX_RECEIPTS, Prefetcher
+from serving.sglang_plugin.uses import Use
 
 
 def order(number: int, value: int = 1, workflow: str = "w", max_tokens: int = 1000) -> PrefetchOrder:
@@ -52,7 +53,7 @@ class HostTier:
     def hold(self, workflow: str, tokens: int) -> None:
         node: Any = _HostNode(len(self.nodes), self.root, workflow, tokens)
         self.nodes.append(node)
-        self.ledger.touch(node, self.ledger.owner(workflow), self.ledger.bit("agent"), 0.0)
+        self.ledger.touch(node, self.ledger.owner(workflow), Use(0.0, "agent", self.ledger.bit("agent")))
 
     def free_tokens(self) -> int:
         return self.free

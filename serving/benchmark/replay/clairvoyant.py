@@ -16,6 +16,7 @@ from cache_actor.policies.base import Key
 from serving.benchmark.replay.request import Request
 from serving.benchmark.workloads import Segment, Workflow, Workload
 from serving.sglang_plugin.cache import ForecacheCache
+from serving.sglang_plugin.reuse import Tier
 
 # The order is worked out anew after so much time, in seconds.
 REFRESH_S = 0.05
@@ -51,7 +52,17 @@ class Future:
 
     def sent(self, workflow: Workflow, index: int, now: float) -> None:
         """The call is made now: what comes after it is later, or earlier, by as much as this one is."""
-        self._next[workflow.id] = index + 1, now - self._times.get((workflow.id, index), now)
+        self._next[workflow.id] = index, now - self._times.get((workflow.id, index), now)
+
+    def matched(self, request: Request) -> None:
+        """The call has found its prefix: until now it was a use to come, of all the nearest."""
+        _, delay = self._next[request.workflow.id]
+        self._next[request.workflow.id] = request.index + 1, delay
+
+    def bounds(self, request: Request) -> list[int]:
+        """Where the segments of a call's prompt end, in tokens."""
+        ends: list[int] = self._paths[request.workflow.id, request.index][0].tolist()
+        return ends
 
     def places(self, request: Request, ends: list[int]) -> list[int | None]:
         """The prefixes of a call that end at or after these token positions, None beyond its prompt."""
@@ -77,23 +88,40 @@ class Future:
 
 
 class ClairvoyantCache(ForecacheCache):
-    """The cache with the future for a policy, on both tiers."""
+    """The cache with the future for a policy, on both tiers.
+
+    Nodes are cut where the prompt's segments end: another call may use a part of a node, and only that is kept for it.
+    """
 
     future: Future
 
     def policy_changes_at(self, now: float) -> float:
         return now + REFRESH_S
 
-    def _touch(self, req: Any, node_id: int) -> None:
-        super()._touch(req, node_id)
-        node = self.tree_core._node_arena.get(node_id)
-        path = []
-        while node is not None and node.parent is not None:
-            path.append(node)
-            node = node.parent
-        ends = np.cumsum([len(one.key) for one in reversed(path)])
-        for one, place in zip(reversed(path), self.future.places(req, list(ends)), strict=True):
+    def _touch(self, req: Any, node_id: int, generated: bool = False) -> None:
+        super()._touch(req, node_id, generated)
+        self.future.matched(req)
+        path = self._cut(self.tree_core._node_arena.get(node_id), self.future.bounds(req))
+        ends = np.cumsum([len(one.key) for one in path])
+        for one, place in zip(path, self.future.places(req, list(ends)), strict=True):
             one.forecache_place = place
 
-    def _key(self, node: Any, now: float) -> Key:
+    def _cut(self, end: Any, bounds: list[int]) -> list[Any]:
+        """The path to `end` from the root, no node of which has one of the bounds inside."""
+        path: list[Any] = []
+        while end is not None and end.parent is not None:
+            path.append(end)
+            end = end.parent
+        cut: list[Any] = []
+        begin = 0
+        for node in reversed(path):
+            for bound in bounds:
+                if begin < bound < begin + len(node.key):
+                    cut.append(self.split_node(node, bound - begin))
+                    begin = bound
+            cut.append(node)
+            begin += len(node.key)
+        return cut
+
+    def _key(self, tier: Tier, node: Any, now: float) -> Key:
         return (-self.future.next_use(getattr(node, "forecache_place", None), now), node.last_access_time)

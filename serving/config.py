@@ -153,7 +153,7 @@ class CacheConfig(StrictModel):
     backend: Literal["forecache", "sglang"] = Field(
         "forecache", description="`forecache`: the cache knows workflows. `sglang`: SGLang's own, untouched."
     )
-    policy: str = Field("lifecycle", description="Eviction policy: `lru`, `lifecycle`, `lookahead`, `steps`, …")
+    policy: str = Field("reuse", description="Eviction policy: `reuse`, `lru`, `lifecycle`, `lookahead`, `steps`, …")
     parameters: dict[str, Any] = Field(default_factory=dict, description="Parameters of the policy.")
     tiers: tuple[Literal["device", "host"], ...] = Field(
         ("device", "host"), description="Tiers that the policy steers; another goes by recency."
@@ -175,7 +175,7 @@ class CacheConfig(StrictModel):
     learned_dir: str | None = Field(
         None,
         description="Folder for what `reuse` has learned, a small file a model, safe to lose; by default in the user's "
-        "cache folder.",
+        "cache folder; empty: nothing is kept.",
     )
 
     @model_validator(mode="after")

@@ -24,11 +24,12 @@ class LearnedFile:
     """The file of one model.
 
     Args:
-        folder: of all such files; None: `forecache/learned` in the user's cache folder.
+        folder: of all such files; None: `forecache/learned` in the user's cache folder; empty: nothing is kept.
         model: the name it is served under.
     """
 
     def __init__(self, folder: str | None, model: str) -> None:
+        self._off = folder == ""
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
         self.path = (Path(folder) if folder else cache / "forecache" / "learned") / f"{name}.json"
@@ -39,6 +40,8 @@ class LearnedFile:
         All tensor-parallel ranks of an engine must read the same.
         """
         copy = folder / "learned.json"
+        if self._off:
+            return ""
         try:
             shutil.copyfile(self.path, copy)
         except OSError as error:
@@ -49,6 +52,8 @@ class LearnedFile:
 
     def save(self, learned: dict[str, Any]) -> None:
         """Replaces the file; a failure is logged and changes nothing."""
+        if self._off:
+            return
         fresh = self.path.with_suffix(f".{os.getpid()}.new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)

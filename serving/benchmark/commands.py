@@ -135,3 +135,35 @@ def validate(
         Console().print(table)
     if not all(one.agrees for one in found):
         raise typer.Exit(1)
+
+
+def report(
+    folder: Annotated[Path, typer.Argument(help="The folder that `bench run --out` or `replay --out` has written.")],
+    baseline: Annotated[str | None, typer.Option(help="The policy that the others are compared with.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the new report.", show_default="FOLDER")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Report again on what was measured before: after an upgrade, or compared with another policy.
+
+    Exit code: 0 reported, 2 the folder cannot be read, or the baseline was not run.
+    """
+    from rich.console import Console
+
+    from serving.benchmark import compare as comparison
+    from serving.benchmark.figures import results_of
+    from serving.benchmark.records import RecordsError, read_records
+    from serving.benchmark.report import print_results, write_report
+
+    try:
+        old = comparison.load_results(folder)
+        records = read_records(folder / "records.jsonl")
+        results = results_of(records, old["suite"], old["about"], old["complete"], baseline)
+        page = write_report(results, out or folder)
+    except (comparison.ResultsError, RecordsError, OSError, ValueError, ModuleNotFoundError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    if as_json:
+        typer.echo(orjson.dumps(results, option=orjson.OPT_SERIALIZE_NUMPY).decode())
+        return
+    print_results(results, Console())
+    typer.echo(f"report: {page}")

@@ -23,7 +23,7 @@ class CacheSettings:
     learned_file: what an earlier engine has learned; empty: nothing.
     """
 
-    policy: str = "lifecycle"
+    policy: str = "reuse"
     parameters: dict[str, Any] = field(default_factory=dict)
     tiers: tuple[str, ...] = ("device", "host")
     max_workflows: int = 10_000

@@ -32,7 +32,7 @@ CONFIG = AppConfig(
         name="random",
         random=RandomQwen3Config(hidden_size=64, intermediate_size=128, num_hidden_layers=2, head_dim=32),
     ),
-    cache=CacheConfig(prefetch_reserve_tokens=64),
+    cache=CacheConfig(policy="lifecycle", prefetch_reserve_tokens=64, learned_dir=""),
     engine={
         "max_total_tokens": DEVICE_TOKENS,
         "enable_hierarchical_cache": True,

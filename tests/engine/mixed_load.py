@@ -50,7 +50,8 @@ def random_plan(source: random.Random, number: int) -> EnginePlan:
         PrefetchOrder(number * 10 + i, source.choice(workflows), f"a{i}", source.randrange(VALUE_ONE), 500)
         for i in range(3)
     ]
-    return EnginePlan(number, 5.0, source.sample(workflows, 1), dict(tables), orders, "lookahead", {})
+    policy = {20: "lookahead", 30: "reuse"}.get(number % 40)
+    return EnginePlan(number, 5.0, source.sample(workflows, 1), dict(tables), orders, policy, {})
 
 
 def mixed_prompts() -> dict[str, list[int]]:

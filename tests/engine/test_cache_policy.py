@@ -127,6 +127,26 @@ class TestForecasts:
         assert ask(engine, first, "living") >= OWN_TOKENS - 1
 
 
+class TestReuse:
+    def test_it_learns_what_comes_again_and_says_so(self, engine: EngineUnderTest) -> None:
+        """An agent's prompt comes again after more than the device holds of others that do not."""
+        assert engine.apply(policy="reuse", parameters={}).accepted
+        again = tokens(70, AGENT_TOKENS)
+        computed = []
+        for number in range(12):
+            computed.append(ask(engine, again, "living", "again"))
+            for other in range(9):
+                ask(engine, tokens(3000 + 10 * number + other, OWN_TOKENS), "living", "once")
+        assert computed[0] == AGENT_TOKENS
+        assert computed[-1] <= 1
+        figures = engine.ask("figures")
+        assert figures["policy"] == "reuse"
+        assert set(figures["would_compute"]) == {"reuse", "lifecycle", "lookahead", "lru"}
+        chances = [node["chance"]["device"] for node in engine.ask("dump")["nodes"] if node["chance"]]
+        assert any(one["evidence"] for one in chances)
+        assert engine.ask("learned")["tiers"]["device"]
+
+
 class TestPrefetch:
     def test_it_puts_the_next_agents_prefix_on_the_device_and_the_call_computes_a_handful(
         self, engine: EngineUnderTest
@@ -210,7 +230,10 @@ class TestEquality:
     def test_answers_are_those_of_a_plain_engine_in_every_mode(
         self, variant: str, plain_answers: dict[str, str]
     ) -> None:
-        done = run_engine(CONFIG.model_copy(update={"engine": CONFIG.engine | VARIANTS[variant]}), "mixed")
+        cache = CONFIG.cache.model_copy(update={"policy": "reuse"})
+        done = run_engine(
+            CONFIG.model_copy(update={"engine": CONFIG.engine | VARIANTS[variant], "cache": cache}), "mixed"
+        )
         assert done["answers"] == plain_answers
         assert done["check"] == {"consistent": True}
         assert done["counters"].get("active_evictions_by_prefetch", 0) == 0

@@ -200,7 +200,7 @@ class TestCache:
         assert "looked-at: viewer" in run_tool(forecache, "engine", "dump", *url)
         assert run_tool(forecache, "engine", "check", *url).count("consistent") == 2
         cache = server.engines()[0]["cache"]
-        assert cache["policy"] == "lifecycle"
+        assert cache["policy"] == "reuse"
         assert cache["counters"]["computed"] > 0
 
     def test_bad_questions_are_errors(self, server: Server) -> None:

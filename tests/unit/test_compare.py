@@ -8,11 +8,13 @@ import orjson
 import pytest
 from benchmark_records import made_up
 from rich.console import Console
+from typer.testing import CliRunner
 
 from serving.benchmark.compare import ResultsError, compare, comparison_tables, load_results
 from serving.benchmark.figures import Results, results_of
-from serving.benchmark.records import PointSpec
+from serving.benchmark.records import PointSpec, RecordWriter
 from serving.benchmark.report import rich_table
+from serving.cli import app
 
 POINTS = (PointSpec.of(concurrency=8), PointSpec.of(concurrency=16))
 
@@ -98,3 +100,32 @@ def test_a_schema_mismatch_names_the_one_that_is_wrong() -> None:
     good = results({"lru": 1.0})
     with pytest.raises(ResultsError, match=r"run2\.json: results of schema 2"):
         compare(good, {**good, "schema": 2}, names=("run1.json", "run2.json"))
+
+
+class TestReport:
+    def test_what_was_measured_is_reported_again_over_another_policy(self, tmp_path: Path) -> None:
+        records = made_up({"lru": 1.0, "lifecycle": 0.8})
+        with RecordWriter(tmp_path / "records.jsonl") as writer:
+            for point in records.points.values():
+                writer.point(point)
+            for round_, calls in records.rounds.values():
+                writer.begin_round(round_.point, round_.policy, round_.round)
+                for call in calls:
+                    writer.call(call)
+                writer.end_round(round_)
+        before = results_of(records, "suite", {"command": "bench run"}, complete=True)
+        (tmp_path / "results.json").write_bytes(orjson.dumps(before, option=orjson.OPT_SERIALIZE_NUMPY))
+        again = CliRunner().invoke(app, ["bench", "report", str(tmp_path), "--json"])
+        assert again.exit_code == 0, again.output
+        assert orjson.loads(again.stdout) == orjson.loads((tmp_path / "results.json").read_bytes())
+        out = tmp_path / "over lifecycle"
+        arguments = ["bench", "report", str(tmp_path), "--baseline", "lifecycle", "--out", str(out), "--json"]
+        other = orjson.loads(CliRunner().invoke(app, arguments).stdout)["points"][0]
+        assert other["baseline"] == "lifecycle"
+        assert other["ratios"]["lru"]["latency_mean"][0] > 1.1
+        assert (out / "index.html").exists()
+
+    def test_what_cannot_be_reported_is_an_error(self, tmp_path: Path) -> None:
+        for arguments in ([str(tmp_path)], [str(tmp_path / "absent")]):
+            failed = CliRunner().invoke(app, ["bench", "report", *arguments])
+            assert (failed.exit_code, "no such file" in failed.output) == (2, True)

@@ -37,6 +37,13 @@ def test_a_folder_that_cannot_be_used_is_a_warning(tmp_path: Path, caplog: pytes
     assert "starting without what was learned" in caplog.text
 
 
+def test_it_can_be_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    LearnedFile("", "model").save(STATE)
+    assert LearnedFile("", "model").copy_to(tmp_path) == ""
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_users_cache_folder_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert LearnedFile(None, "model").path == tmp_path / "forecache" / "learned" / "model.json"

@@ -95,7 +95,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
         name = "forecache"
     cache["backend"] = who.backend
     if who.backend == "forecache":
-        cache |= {"policy": "lru", "parameters": {}, "prefetch": "off"}
+        cache |= {"policy": "lru", "parameters": {}, "prefetch": "off", "learned_dir": ""}
     given = suite.app.model_dump(exclude_unset=True)
     given["engine"] = engine
     given["cache"] = given.get("cache", {}) | cache

@@ -174,8 +174,8 @@ class CacheConfig(StrictModel):
 
     learned_dir: str | None = Field(
         None,
-        description="Folder for what `reuse` has learned, a small file a model, safe to lose; by default in the user's "
-        "cache folder; empty: nothing is kept.",
+        description="Folder for what `reuse` has learned, a small file a model, safe to lose; by default in "
+        "Forecache's cache folder; empty: nothing is kept.",
     )
 
     @model_validator(mode="after")

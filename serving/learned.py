@@ -15,6 +15,8 @@ from typing import Any
 
 import orjson
 
+from serving.models import cache_folder
+
 logger = logging.getLogger("forecache")
 
 SAVE_PERIOD_S = 60.0
@@ -24,15 +26,14 @@ class LearnedFile:
     """The file of one model.
 
     Args:
-        folder: of all such files; None: `forecache/learned` in the user's cache folder; empty: nothing is kept.
+        folder: of all such files; None: `learned` in Forecache's cache folder; empty: nothing is kept.
         model: the name it is served under.
     """
 
     def __init__(self, folder: str | None, model: str) -> None:
         self._off = folder == ""
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         name = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
-        self.path = (Path(folder) if folder else cache / "forecache" / "learned") / f"{name}.json"
+        self.path = (Path(folder) if folder else cache_folder() / "learned") / f"{name}.json"
 
     def copy_to(self, folder: Path) -> str:
         """A copy that stays as it is while engines write the file; its path, empty if there is nothing to copy.

@@ -37,6 +37,7 @@ from cache_actor.policies.reuse import Reuse
 from serving.sglang_plugin.ghosts import Ghosts
 from serving.sglang_plugin.ledger import Ledger, Memory, Owner
 from serving.sglang_plugin.order import VictimQueue
+from serving.sglang_plugin.pools import Pools
 from serving.sglang_plugin.prefetch import MODES, Prefetcher, is_moving
 from serving.sglang_plugin.recorder import identity_of
 from serving.sglang_plugin.reuse import TIERS, Learning, Tier, Watches
@@ -50,8 +51,6 @@ logger = logging.getLogger("forecache")
 BACKEND = "forecache"
 # The counter of processor time, in nanoseconds; the others count tokens, or events.
 POLICY_NS = "policy_ns"
-# What is asked for often is counted anew no oftener than this, in seconds, nor for more than a fiftieth of the time.
-MIN_OCCUPANCY_AGE_S = 0.25
 
 
 def register() -> None:
@@ -96,8 +95,7 @@ class ForecacheCache(UnifiedRadixCache):
         self._tables_until: dict[str, float] = {}
         self._early_tables: OrderedDict[str, tuple[dict[str, int], float]] = OrderedDict()
         self._max_workflows = settings.max_workflows
-        self._occupancy: dict[str, int] = {}
-        self._next_occupancy = -math.inf
+        self.pools = Pools(self)
         self.prefetcher = Prefetcher(
             self, settings.prefetch, settings.prefetch_reserve_tokens, settings.prefetch_tokens_per_s
         )
@@ -106,7 +104,8 @@ class ForecacheCache(UnifiedRadixCache):
         self.policy = self.followed = make_policy(settings.policy, settings.parameters)
         self.learning = self._new_learning()
         self._restore(settings.learned_file)
-        self.shadows: Shadows | None = None  # from the first call on
+        self.shadows: Shadows | None = None  # from the first eviction on: until then all policies do the same
+        self._under_pressure = False
         self._came_back: dict[int, list[tuple[int, Memory]]] = {}  # pieces of nodes that no call has touched yet
         self.ledger = Ledger(
             self.policy.combine, self.policy.strict, self._lowered, settings.max_workflows, self._retired
@@ -217,11 +216,11 @@ class ForecacheCache(UnifiedRadixCache):
     def report(self, plan: int, refused: str = "") -> EngineReport:
         """What has become of the cache, with the receipts that nobody has seen yet."""
         receipts = self.prefetcher.take_receipts()
-        return EngineReport(plan, not refused, refused, receipts, self._counters(), self._pools())
+        return EngineReport(plan, not refused, refused, receipts, self._counters(), self.pools.report())
 
     def figures(self) -> dict[str, Any]:
         """For people who look: the policy, counters and pools, in tokens."""
-        figures = {"policy": self.policy.name, "counters": self._counters(), "pools": self._pools()}
+        figures = {"policy": self.policy.name, "counters": self._counters(), "pools": self.pools.report()}
         if self.shadows is not None:
             figures |= {"follows": self.followed.name, "would_compute": self.shadows.misses()}
         return figures
@@ -254,42 +253,6 @@ class ForecacheCache(UnifiedRadixCache):
         if action is not None:
             self._apply_cache_actions([action])
         return upper
-
-    def _pools(self) -> dict[str, int]:
-        pools = {
-            "free": self.free_tokens(),
-            "evictable": int(self.full_evictable_size()),
-            "locked": int(self.full_protected_size()),
-            "workflows": len(self.ledger.owners),
-            "nodes": len(self.tree_core._node_arena) - 1,
-        }
-        if self.host_pool_group is not None:
-            host = self.cache_controller.mem_pool_host
-            pools |= {"host_free": int(host.available_size()), "host_size": int(host.size)}
-        now = time.monotonic()
-        if now >= self._next_occupancy:
-            self._occupancy = self.occupancy()
-            self._next_occupancy = now + max(MIN_OCCUPANCY_AGE_S, 50 * (time.monotonic() - now))
-        return pools | self._occupancy
-
-    def occupancy(self) -> dict[str, int]:
-        """Tokens by tier and by what they are: of living workflows (`active`), `retired` or neither (`dormant`: anchors
-        and what nobody named); and tokens prefetched and not used yet. O(nodes).
-        """
-        device, host = Counter(active=0, retired=0, dormant=0), Counter(active=0, retired=0, dormant=0)
-        for node in self.tree_core._node_arena.values():
-            if node.parent is None:
-                continue
-            entry = node.entry
-            state = "active" if entry.owners else "retired" if self.ledger.is_retired(entry) else "dormant"
-            if not node.evicted:
-                device[state] += len(node.key)
-            if node.backuped:
-                host[state] += len(node.key)
-        found = {f"device_{state}": tokens for state, tokens in device.items()}
-        if self.tiered:
-            found |= {f"host_{state}": tokens for state, tokens in host.items()}
-        return found | {"prefetched_unused": self.prefetcher.unused_tokens()}
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         result = super().match_prefix(params)
@@ -398,7 +361,7 @@ class ForecacheCache(UnifiedRadixCache):
 
     def _show_call(self, req: Any, identity: RequestIdentity | None) -> None:
         """A call begins: the shadows see it, too."""
-        if not isinstance(self.policy, Reuse) or not self.policy.guard:
+        if not isinstance(self.policy, Reuse) or not self.policy.guard or not self._under_pressure:
             return
         begin = time.perf_counter_ns()
         if self.shadows is None:
@@ -449,6 +412,7 @@ class ForecacheCache(UnifiedRadixCache):
         entry = node.entry
         reason = "retired" if self.ledger.is_retired(entry) else "low_value" if entry.tables else "recency"
         self.counters[f"evicted_{tier}_{reason}"] += len(node.key)
+        self._under_pressure = self._under_pressure or reason != "retired"
         if tier == "device":
             self.prefetcher.lost(node)
             if self.prefetcher.at_work and reason != "retired":

@@ -38,7 +38,7 @@ def check_integrity(cache: ForecacheCache) -> None:
         found = set(ledger.nodes_of(owner))
         assert found == its_nodes, f"{owner.workflow}: tips lead to {len(found)} nodes, {len(its_nodes)} are its"
         assert owner.tips <= its_nodes, f"{owner.workflow} has a tip that it does not own"
-    occupied = cache.occupancy()
+    occupied = cache.pools.occupancy()
     on_device = sum(tokens for name, tokens in occupied.items() if name.startswith("device_"))
     expected = cache.full_evictable_size() + cache.full_protected_size()
     assert on_device == expected, f"nodes hold {on_device} device tokens, SGLang counts {expected}"

@@ -26,7 +26,7 @@ from serving.sglang_plugin.uses import Use
 # Beside the policy that is guarded.
 ALTERNATIVES = ("lifecycle", "lookahead", "lru")
 # A shadow holds so many blocks: coarse enough to be cheap, fine enough to rank policies.
-BLOCKS = 512
+BLOCKS = 256
 # Another policy must compute this share less to be followed.
 HYSTERESIS = 0.02
 # The past counts with exp(-tokens of prompts since / (MEMORY * capacity)), and a choice needs EVIDENCE * capacity.

@@ -38,12 +38,12 @@ def test_a_folder_that_cannot_be_used_is_a_warning(tmp_path: Path, caplog: pytes
 
 
 def test_it_can_be_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("FORECACHE_CACHE_DIR", str(tmp_path))
     LearnedFile("", "model").save(STATE)
     assert LearnedFile("", "model").copy_to(tmp_path) == ""
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_users_cache_folder_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert LearnedFile(None, "model").path == tmp_path / "forecache" / "learned" / "model.json"
+def test_the_cache_folder_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORECACHE_CACHE_DIR", str(tmp_path))
+    assert LearnedFile(None, "model").path == tmp_path / "learned" / "model.json"

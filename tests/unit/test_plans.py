@@ -95,7 +95,7 @@ class TestPools:
         bare.call(range(100, 120), "ends")
         bare.call(range(200, 240), None)
         bare.cache.end_workflow("ends")
-        assert bare.cache.occupancy() == {
+        assert bare.cache.pools.occupancy() == {
             "device_active": 30,
             "device_retired": 20,
             "device_dormant": 40,
@@ -105,5 +105,5 @@ class TestPools:
             "prefetched_unused": 0,
         }
         bare.evict(20)
-        occupied = bare.cache.occupancy()
+        occupied = bare.cache.pools.occupancy()
         assert (occupied["device_retired"], occupied["host_retired"]) == (0, 20)

@@ -14,7 +14,7 @@ from cache_actor.policies import make_policy
 from cache_actor.policies.reuse import Reuse
 from serving.sglang_plugin.shadows import ALTERNATIVES, HYSTERESIS, MAX_CALLS, Shadow, Shadows
 
-CAPACITY = 512 * 4
+CAPACITY = 256 * 8
 
 
 def prompt(number: int, tokens: int) -> list[int]:

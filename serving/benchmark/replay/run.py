@@ -276,7 +276,7 @@ class Replay:
 
     @staticmethod
     def _pools(engine: ModelEngine) -> dict[str, float]:
-        occupied = engine.cache.occupancy()
+        occupied = engine.cache.pools.occupancy()
         prefetched = occupied.pop("prefetched_unused")
         named = {name.removeprefix("device_"): float(tokens) for name, tokens in occupied.items()}
         named["active"] += named.pop("dormant") - prefetched

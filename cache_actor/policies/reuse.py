@@ -36,7 +36,7 @@ class Reuse(EvictionPolicy):
     residence: float = 1.0
     evidence: float = 2.0
     memory: int = 256
-    samples: int = 4
+    samples: int = 2
     guard: bool = True
     strict: bool = False
 

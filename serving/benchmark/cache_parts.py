@@ -32,6 +32,7 @@ PLANS = 10
 VICTIMS = 5_000
 SMALL, LARGE = 1_000, 100_000
 AGENTS = 5
+AGENT_NAMES = tuple(f"agent-{number}" for number in range(AGENTS))
 # Agents of other kinds of workflow that the engine has met: Python keeps ints below 257 for nothing, masks are larger.
 OTHER_AGENTS = 40
 
@@ -94,7 +95,7 @@ class HandMade:
         self.ledger = Ledger(self.policy.combine, self.policy.strict, self._lowered, workflows + 1_000)
         for number in range(OTHER_AGENTS):
             self.ledger.bit(f"other-{number}")
-        self.bits = [self.ledger.bit(agent) for agent in _agents()]
+        self.bits = [self.ledger.bit(agent) for agent in AGENT_NAMES]
         self.queues = {
             tier: VictimQueue(self._key, self.policy.changes_at, lambda: self.now, tier) for tier in ("device", "host")
         }
@@ -125,7 +126,7 @@ class HandMade:
 
     def call(self, owner: Owner, agent: int) -> Use:
         """A call that the workflow makes."""
-        owner.calls_as(_agents()[agent])
+        owner.calls_as(AGENT_NAMES[agent])
         return Use(self.now, owner.agent, self.bits[agent], owner.calls)
 
     def add_leaves(self) -> None:
@@ -133,11 +134,7 @@ class HandMade:
             self.queues["device"].add(chain[-1])
 
     def table(self) -> dict[str, int]:
-        return {agent: self.rng.randrange(3 * VALUE_ONE) for agent in _agents()}
-
-
-def _agents() -> list[str]:
-    return [f"agent-{number}" for number in range(AGENTS)]
+        return {agent: self.rng.randrange(3 * VALUE_ONE) for agent in AGENT_NAMES}
 
 
 def touch_us(paths: int = 400, depth: int = 10) -> tuple[float, float]:

@@ -72,8 +72,8 @@ class Entry:
     owners: active workflow -> its agents that used the node, as a bit mask.
     past: how many workflows that have ended used it, the last of them being `last`.
     value: sum or maximum of its owners' values for their agents.
-    tables: how many of its owners have a value table.
-    retirement: its place in the order of retirement; 0 while it is not retired.
+    standing: how many of its owners have a value table (`tables`), or, below 0, its place in the order of retirement
+        (`retirement`); a retired node has no owners.
     use: its last one; `uses`: how many calls have had it in their prompts.
     device_slot, host_slot: number of its newest item in the victim queue of that tier.
     walk: number of the last walk over a workflow's paths that came by.
@@ -85,8 +85,7 @@ class Entry:
         "last",
         "owners",
         "past",
-        "retirement",
-        "tables",
+        "standing",
         "use",
         "uses",
         "value",
@@ -98,8 +97,7 @@ class Entry:
         self.past = 0
         self.last: str | None = None
         self.value = 0
-        self.tables = 0
-        self.retirement = 0
+        self.standing = 0
         self.use = NEVER
         self.uses = 0
         self.device_slot = 0
@@ -110,6 +108,20 @@ class Entry:
     def shared(self) -> bool:
         """Several workflows have used it: an agent's anchor."""
         return self.past + len(self.owners) > 1
+
+    @property
+    def tables(self) -> int:
+        return max(0, self.standing)
+
+    @property
+    def retirement(self) -> int:
+        """0 while it is not retired."""
+        return max(0, -self.standing)
+
+    def unretire(self) -> None:
+        """Somebody uses it again; not retired, it stays as it is."""
+        if self.standing < 0:
+            self.standing = 0
 
     def used(self, use: Use, generated: bool) -> None:
         """A call uses it; the same call may say so again. `generated`: what is new of it is output and no prompt."""
@@ -240,7 +252,7 @@ class Ledger:
         while node.parent is not None:
             node.entry.used(use, generated)
             node.entry.past |= UNNAMED
-            node.entry.retirement = 0
+            node.entry.unretire()
             node = node.parent
 
     def _own(self, node: LedgerNode, entry: Entry, owner: Owner, mask: int, bit: int) -> None:
@@ -248,7 +260,8 @@ class Ledger:
         if len(self._masks) > MAX_MASKS:
             self._masks.clear()
         entry.owners[owner] = self._masks.setdefault(mask_now, mask_now)
-        entry.retirement = 0
+        if entry.standing < 0:
+            entry.standing = 0
         if entry.past == 1 and entry.last == owner.workflow:  # the same workflow, come back
             entry.past = 0
         table = owner.table
@@ -260,8 +273,8 @@ class Ledger:
         elif value > entry.value:
             entry.value = value
         if not mask:
-            entry.tables += 1
-            if entry.tables == 1:  # until now its value was a guess, which may have been the higher one
+            entry.standing += 1
+            if entry.standing == 1:  # until now its value was a guess, which may have been the higher one
                 self._lowered([node])
 
     def set_table(self, workflow: str, table: Mapping[str, int] | None) -> None:
@@ -281,7 +294,7 @@ class Ledger:
             if known:
                 nodes = list(self.nodes_of(owner))
                 for node in nodes:
-                    node.entry.tables += known
+                    node.entry.standing += known
                 self._lowered(nodes)
         else:
             self._lowered(self._take_best(owner, known))
@@ -318,7 +331,7 @@ class Ledger:
         fallen: list[LedgerNode] = []
         for node in self.nodes_of(owner):
             entry = node.entry
-            entry.tables += known
+            entry.standing += known
             value = self.value_of(entry)
             if value < entry.value or known:
                 fallen.append(node)
@@ -348,7 +361,7 @@ class Ledger:
             entry.past += 1
             entry.last = workflow
             if owner.table is not None:
-                entry.tables -= 1
+                entry.standing -= 1
                 if self.combine is _SUM:
                     entry.value -= worth(owner.table, mask)
                 else:
@@ -368,7 +381,7 @@ class Ledger:
         in_order = sorted(nodes, key=lambda one: (one.last_access_time, one.id))
         for node in in_order:
             self._retirements += 1
-            node.entry.retirement = self._retirements
+            node.entry.standing = -self._retirements
         self._lowered(in_order)
         self._retired(in_order)
 
@@ -379,8 +392,7 @@ class Ledger:
         target.past = source.past
         target.last = source.last
         target.value = source.value
-        target.tables = source.tables
-        target.retirement = source.retirement
+        target.standing = source.standing
         target.use = source.use
         target.uses = source.uses
         self._lowered([lower])  # it has fewer tokens now
@@ -418,7 +430,7 @@ class Ledger:
         if memory.unnamed:
             entry.past |= UNNAMED
         if not self.is_retired(entry):
-            entry.retirement = 0
+            entry.unretire()
 
     def change(self, combine: Combine, strict: bool, nodes: Iterable[LedgerNode]) -> None:
         """Another policy asks for another combination; `nodes` are all of the tree."""
@@ -429,7 +441,7 @@ class Ledger:
             entry = node.entry
             entry.value = self.value_of(entry)
             if not self.is_retired(entry):
-                entry.retirement = 0
+                entry.unretire()
             elif not entry.retirement:
                 retired.append(node)
         self._retire(retired)
@@ -466,13 +478,13 @@ class Ledger:
     def facts(self, node: LedgerNode) -> NodeFacts:
         """What a policy may know of the node."""
         entry = node.entry
-        owners, past = entry.owners, entry.past
+        owners, past, standing = entry.owners, entry.past, entry.standing
         # By position and without calls where none is needed: this is most of the price of a victim.
         return NodeFacts(
             not owners and self.is_retired(entry),
-            entry.retirement,
+            -standing if standing < 0 else 0,
             past + len(owners) > 1,
-            entry.tables > 0,
+            standing > 0,
             entry.value,
             len(node.key),
             float(node.last_access_time),

@@ -179,7 +179,7 @@ class TestInTheCache:
         chances = [row["chance"]["device"] for row in rows if row["chance"]]
         assert chances
         assert all(0 <= one["chance"] < 0.2 for one in chances)
-        why = chances[0]["evidence"][-1]
+        why = max((one["evidence"][-1] for one in chances), key=lambda one: len(one["situation"]))
         assert why["situation"]["last_agent"] == "once"
         assert why["observations"] > 1
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from cache_actor.policies.base import EvictionPolicy, Key, NodeFacts, after_retired, register
 
-FEATURES = ("steps", "uses", "forecast", "agents", "previous")
+FEATURES = ("steps", "uses", "forecast", "agents", "previous", "returned")
 
 
 @register
@@ -24,7 +24,7 @@ class Reuse(EvictionPolicy):
         the tier; of a node used again after d such tokens, exp(-d / (residence * capacity)) counts.
     evidence: how many observations weigh as much as what is known of less special situations.
     memory: after so many observations of one situation older ones count for less.
-    samples: candidates that are watched at each eviction, beside the victim.
+    samples: candidates that are watched at each eviction, beside the victim, until enough are.
     guard: whether the engine compares it with `lru`, `lifecycle` and `lookahead` all the time, and follows the best.
     strict: dormant anchors count as retired, PBKV to the letter.
     """
@@ -34,9 +34,9 @@ class Reuse(EvictionPolicy):
 
     features: str = ",".join(FEATURES)
     residence: float = 1.0
-    evidence: float = 2.0
+    evidence: float = 16.0
     memory: int = 256
-    samples: int = 2
+    samples: int = 8
     guard: bool = True
     strict: bool = False
 

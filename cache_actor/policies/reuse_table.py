@@ -31,6 +31,7 @@ class Situation(NamedTuple):
     forecast: value of the agent that used it last, in classes; of a shared node, of all. None: there is no forecast.
     agent, last_agent: who made the workflow's latest call, and who used the node last.
     previous: who made the workflow's call before the latest.
+    returned: whether it had left the tree, and was computed again.
     """
 
     state: str
@@ -40,10 +41,11 @@ class Situation(NamedTuple):
     agent: str | None = None
     last_agent: str | None = None
     previous: str | None = None
+    returned: int | None = None
 
 
 # How much of a situation each level of the table looks at, and the features that its last part belongs to.
-_LEVELS = ((2, "steps"), (3, "uses"), (4, "forecast"), (6, "agents"), (7, "previous"))
+_LEVELS = ((2, "steps"), (3, "uses"), (4, "forecast"), (6, "agents"), (7, "previous"), (8, "returned"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,4 +181,5 @@ _FIELD_FEATURES = {
     "agent": "agents",
     "last_agent": "agents",
     "previous": "previous",
+    "returned": "returned",
 }

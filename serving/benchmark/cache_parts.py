@@ -193,7 +193,8 @@ def learned_kib() -> float:
         names = [f"agent-with-a-long-name-{number}" for number in range(200)]
         while any(len(tier.table) < MAX_CELLS - 8 for tier in made.tiers.values()):
             agents = rng.choices(names, k=3)
-            situation = Situation("private", rng.randrange(9), rng.randrange(5), rng.randrange(8), *agents)
+            first, second, third = agents
+            situation = Situation("private", rng.randrange(9), rng.randrange(5), rng.randrange(8), first, second, third)
             for tier in made.tiers.values():
                 tier.table.learn(situation, rng.random())
         gc.collect()

@@ -25,6 +25,8 @@ from serving.sglang_plugin.uses import NEVER, Use
 MAX_OWNERS = 4096
 MAX_MASKS = 4096
 MAX_NAMES = 8
+# Below 257, the ints that Python has only once.
+MAX_USES, RETURNED = 100, 128
 ENDS_A_SWEEP = 64
 # In `Entry.past`: somebody who gave no name uses it, so that nobody can say that it is over.
 UNNAMED = 1 << 40
@@ -74,7 +76,8 @@ class Entry:
     value: sum or maximum of its owners' values for their agents.
     standing: how many of its owners have a value table (`tables`), or, below 0, its place in the order of retirement
         (`retirement`); a retired node has no owners.
-    use: its last one; `uses`: how many calls have had it in their prompts.
+    use: its last one; `uses`: how many calls have had it in their prompts, at most MAX_USES; RETURNED more if it had
+        left the tree before.
     device_slot, host_slot: number of its newest item in the victim queue of that tier.
     walk: number of the last walk over a workflow's paths that came by.
     """
@@ -126,7 +129,7 @@ class Entry:
     def used(self, use: Use, generated: bool) -> None:
         """A call uses it; the same call may say so again. `generated`: what is new of it is output and no prompt."""
         if self.use is not use:
-            if not generated or self.use is not NEVER:
+            if (not generated or self.use is not NEVER) and self.uses % RETURNED < MAX_USES:
                 self.uses += 1
             self.use = use
 
@@ -419,9 +422,11 @@ class Ledger:
     def recall(self, node: LedgerNode, memory: Memory) -> None:
         """A node that had been here before has been computed again, by a call that has touched it.
 
-        Its uses are counted anew: measured on real traces, what has left and come back is more like what is new.
+        Its uses are counted anew, and apart from those of nodes that are here for the first time.
         """
         entry = node.entry
+        if entry.uses < RETURNED:
+            entry.uses += RETURNED
         known = {*memory.names, memory.last}
         others = memory.users - sum(owner.workflow in known for owner in entry.owners)
         if others > 0:

@@ -18,13 +18,15 @@ from typing import Any, Literal
 from cache_actor.policies import VALUE_ONE
 from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import Evidence, ReuseTable, Situation
-from serving.sglang_plugin.ledger import UNNAMED, Entry
+from serving.sglang_plugin.ledger import RETURNED, UNNAMED, Entry
 from serving.sglang_plugin.order import VictimQueue
 
 Tier = Literal["device", "host"]
 TIERS: tuple[Tier, ...] = ("device", "host")
 
 MAX_WATCHES = 4096
+# With so many, victims are watched, and no others beside them: it is learned fast enough.
+ENOUGH_WATCHES = 512
 STATE_VERSION = 1
 # Of the state as JSON, which must fit into a message.
 MAX_STATE_BYTES = 512 * 1024
@@ -57,15 +59,16 @@ def situation_of(entry: Entry) -> Situation:
         return Situation(
             "private",
             _at(_STEP_CLASS, owner.calls - use.step),
-            _at(_USE_CLASS, uses),
+            _at(_USE_CLASS, uses % RETURNED),
             None if table is None else _value_class(table.get(use.bit, 0)),
             owner.agent,
             use.agent,
             owner.previous,
+            int(uses >= RETURNED),
         )
     state = "shared" if owners else "unnamed" if entry.past >= UNNAMED else "dormant"
     value = _value_class(entry.value) if entry.tables else None
-    return Situation(state, _at(_SHARER_CLASS, len(owners)), _at(_SHARED_USE_CLASS, uses), value)
+    return Situation(state, _at(_SHARER_CLASS, len(owners)), _at(_SHARED_USE_CLASS, uses % RETURNED), value)
 
 
 def _at(classes: list[int], number: int) -> int:
@@ -106,6 +109,11 @@ class TierLearning:
         self._residence = residence
         self._watched: dict[int, Watch] = {}
         self._open: deque[Watch] = deque()
+
+    @property
+    def watches(self) -> int:
+        """How many have been opened, and may be open still."""
+        return len(self._open)
 
     def is_watched(self, node: Any) -> bool:
         return node.id in self._watched
@@ -230,7 +238,8 @@ class Learning:
     def evicting(self, tier: str, queue: VictimQueue, victim: Any) -> None:
         """The victim and some others of the queue are watched from now on."""
         learning = self.tiers[tier]
-        for node in (victim, *queue.sample(self._samples, self._random)):
+        samples = self._samples if learning.watches < ENOUGH_WATCHES else 0
+        for node in (victim, *queue.sample(samples, self._random)):
             entry = node.entry
             if not entry.retirement and not learning.is_watched(node):
                 learning.watch(node, situation_of(entry))

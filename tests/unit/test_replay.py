@@ -36,7 +36,8 @@ COSTS = Costs(
     source="made up",
 )
 LOOKAHEAD = ["lookahead-markov", "lookahead-noisy(0.2)", "lookahead-oracle+prefetch", "lookahead-oracle+aggressive"]
-POLICIES = ["lru", "lifecycle", "steps", "survival", "ttl", "cachescout", "belady", *LOOKAHEAD]
+REUSE = ["reuse", "reuse-markov", "reuse-oracle+prefetch", "reuse-noisy(1)"]
+POLICIES = ["lru", "lifecycle", "steps", "survival", "ttl", "cachescout", "belady", *LOOKAHEAD, *REUSE]
 
 
 def workflow(name: str, *prompts: tuple[int, ...], output: int = 5, pause: float = 1.0) -> Workflow:
@@ -130,6 +131,26 @@ class TestWorkloads:
             for policy in ("lru", "lookahead-oracle", "belady")
         }
         assert hits["lru"] < hits["lookahead-oracle"] < hits["belady"]
+
+    def test_belady_keeps_the_part_of_a_prompt_that_another_will_use(self) -> None:
+        """Two calls a workflow with the same beginning and other ends; room for all beginnings, not for all ends."""
+        prompts = [((number, 100 + number, 200 + number), (number, 300 + number)) for number in range(8)]
+        workload = Workload("heads", tuple(workflow(f"w{number}", *pair) for number, pair in enumerate(prompts)))
+        its = setup(workload, device=1600, lanes=8)
+        hits = {policy: sum(call.hit_device for call in replayed(its, policy).calls) for policy in ("lru", "belady")}
+        assert hits["lru"] < hits["belady"] == 8 * 100
+
+    def test_what_is_used_again_is_learned_where_recency_and_forecasts_fail(self) -> None:
+        """One agent, so that forecasts say nothing; every fifth call comes back to a prompt, the others never do."""
+        calls = [(1, 2, 3) if index % 5 == 0 else (10 + index, 1000 + index, 2000 + index) for index in range(200)]
+        names = [Workflow("w", tuple(replace(call, agent="agent") for call in workflow("w", *calls).calls))]
+        its = setup(Workload("returns", tuple(names)), device=1200)
+        hits = {
+            policy: sum(call.hit_device for call in replayed(its, policy).calls)
+            for policy in ("lru", "lookahead-oracle", "reuse", "reuse-noisy(1)")
+        }
+        assert hits["lru"] == hits["lookahead-oracle"] == 0
+        assert min(hits["reuse"], hits["reuse-noisy(1)"]) > 0.8 * 39 * 300
 
     def test_several_engines_share_the_workflows(self) -> None:
         its = setup(make_workload("hover", 1, workflows=8, scale=0.2), lanes=8)

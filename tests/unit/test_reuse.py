@@ -123,7 +123,7 @@ class TestSituation:
             owner.calls_as(agent)
         entry.owners[owner] = 2
         entry.used(Use(0.0, "coder", 2, step=2), generated=False)
-        assert situation_of(entry) == Situation("private", 1, 1, None, "tester", "coder", "coder")
+        assert situation_of(entry) == Situation("private", 1, 1, None, "tester", "coder", "coder", 0)
         owner.table = {1: VALUE_ONE}
         assert situation_of(entry).forecast == 0, "its agent has no value"
         owner.table = {2: VALUE_ONE}

@@ -23,9 +23,10 @@ SITUATIONS = st.builds(
     AGENTS,
     AGENTS,
     AGENTS,
+    st.integers(0, 1),
 )
 LABELS = st.floats(0, 1)
-BASE = Situation("private", 1, 2, None, "coder", "planner", "tester")
+BASE = Situation("private", 1, 2, None, "coder", "planner", "tester", 0)
 
 
 def table(features: tuple[str, ...] = FEATURES, evidence: float = 2.0, memory: int = 256) -> ReuseTable:
@@ -71,6 +72,7 @@ class TestChance:
             "forecast": {"forecast": 5},
             "agents": {"agent": "x", "last_agent": "y"},
             "previous": {"previous": "x"},
+            "returned": {"returned": 1},
         }[feature]
         for features, differs in ((FEATURES, True), (tuple(name for name in FEATURES if name != feature), False)):
             learned = table(features)
@@ -124,7 +126,7 @@ class TestPolicy:
     @pytest.mark.parametrize(
         ("parameters", "message"),
         [
-            ({"features": "steps,moon"}, "steps,uses,forecast,agents,previous"),
+            ({"features": "steps,moon"}, "steps,uses,forecast,agents,previous,returned"),
             ({"features": 3}, "features is 3"),
             ({"residence": 0}, "residence is 0"),
             ({"samples": 2.5}, "whole numbers"),

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from serving.benchmark.contestants import ContestantError, contestant, contestant_names
 
-DEFAULT_POLICIES = "lru,lifecycle,lookahead-markov,lookahead-oracle,belady,unlimited"
+DEFAULT_POLICIES = "lru,lifecycle,lookahead-markov,reuse,reuse-markov,belady,unlimited"
 
 
 def replay(

@@ -455,8 +455,10 @@ class ForecacheCache(UnifiedRadixCache):
             if node.id not in self._came_back or is_moving(node):
                 continue
             for tokens, memory in self._came_back.pop(node.id):
-                cut = tokens < len(node.key) and tokens % self.page_size == 0
-                found.append((self.split_node(node, tokens) if cut else node, memory))
+                if tokens >= len(node.key) or tokens % self.page_size:
+                    found.append((node, memory))
+                    break
+                found.append((self.split_node(node, tokens), memory))
         return found
 
     def _retired(self, nodes: list[Any]) -> None:

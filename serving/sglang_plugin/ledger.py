@@ -429,9 +429,11 @@ class Ledger:
             entry.uses += RETURNED
         known = {*memory.names, memory.last}
         others = memory.users - sum(owner.workflow in known for owner in entry.owners)
+        if entry.past == 1 and entry.last in known:  # it came back for a call that outlived its workflow
+            others -= 1
         if others > 0:
             entry.past += others
-            entry.last = memory.last or memory.names[0]
+            entry.last = memory.last or next(iter(memory.names), None)
         if memory.unnamed:
             entry.past |= UNNAMED
         if not self.is_retired(entry):

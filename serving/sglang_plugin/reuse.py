@@ -119,15 +119,15 @@ class TierLearning:
         return node.id in self._watched
 
     def watch(self, node: Any, situation: Situation) -> None:
-        watch = self._watched[node.id] = Watch(situation, self.taken_in, node.id)
-        self._open.append(watch)
+        """From now on; not while there are too many, of which none is given up before its time."""
         horizon = HORIZON * self._residence()
-        while self._open and (
-            not self._open[0].open or self.taken_in - self._open[0].since > horizon or len(self._open) > MAX_WATCHES
-        ):
+        while self._open and (not self._open[0].open or self.taken_in - self._open[0].since > horizon):
             first = self._open.popleft()
             if first.open:
                 self.unused(first)
+        if len(self._open) < MAX_WATCHES:
+            watch = self._watched[node.id] = Watch(situation, self.taken_in, node.id)
+            self._open.append(watch)
 
     def used(self, node: int) -> None:
         """A call has come for the node."""

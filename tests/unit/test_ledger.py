@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from cache_actor.policies.base import Combine
 from serving.sglang_plugin import ledger as module
 from serving.sglang_plugin.agents import MAX_AGENTS, OTHER_AGENTS
-from serving.sglang_plugin.ledger import ENDS_A_SWEEP, Entry, Ledger, Owner
+from serving.sglang_plugin.ledger import ENDS_A_SWEEP, MAX_USES, RETURNED, Entry, Ledger, Owner
 from serving.sglang_plugin.uses import Use
 
 
@@ -434,6 +434,75 @@ class TestLimits:
         assert set(tree.ledger.owners) == {"a", "c", "d"}
         assert retired(*leaves.values()) == [False, True, False, False]
         assert tree.ledger.forgotten_workflows == 1
+
+
+class TestRecall:
+    """What had left the tree is computed again, as a new node at the same place."""
+
+    @staticmethod
+    def again(tree: Tree, node: Node, workflow: str) -> Node:
+        memory = tree.ledger.memory(node)
+        assert node.parent is not None
+        above = node.parent
+        tree.drop(node)
+        fresh = tree.node(above)
+        tree.touch(fresh, workflow)
+        tree.ledger.recall(fresh, memory)
+        return fresh
+
+    def test_for_its_own_workflow_it_is_private_as_before(self) -> None:
+        tree = Tree()
+        (leaf,) = tree.chain(1)
+        tree.touch(leaf, "w")
+        fresh = self.again(tree, leaf, "w")
+        assert not fresh.entry.shared
+        tree.ledger.end("w")
+        assert retired(fresh) == [True]
+
+    @pytest.mark.parametrize("ended", [True, False])
+    def test_for_another_it_is_shared_whether_the_first_still_lives(self, ended: bool) -> None:
+        tree = Tree()
+        (leaf,) = tree.chain(1)
+        tree.touch(leaf, "w")
+        if ended:
+            tree.ledger.end("w")
+        fresh = self.again(tree, leaf, "v")
+        assert fresh.entry.shared
+        tree.ledger.end("v")
+        assert retired(fresh) == [False], "an anchor is not retired with its last workflow"
+
+    def test_for_a_call_that_outlived_its_workflow_it_is_retired(self) -> None:
+        tree = Tree()
+        (leaf,) = tree.chain(1)
+        tree.touch(leaf, "w")
+        owner = tree.ledger.owners["w"]
+        tree.ledger.end("w")
+        memory = tree.ledger.memory(leaf)
+        tree.drop(leaf)
+        fresh = tree.node(tree.root)
+        tree.ledger.touch_ended(fresh, owner, Use(1.0))
+        tree.ledger.recall(fresh, memory)
+        assert retired(fresh) == [True]
+
+    def test_what_nobody_named_goes_by_recency_again(self) -> None:
+        tree = Tree()
+        (leaf,) = tree.chain(1)
+        tree.ledger.touch_unnamed(leaf, Use(1.0))
+        fresh = self.again(tree, leaf, "w")
+        tree.ledger.end("w")
+        assert retired(fresh) == [False]
+
+    def test_its_uses_are_counted_apart_from_what_is_new(self) -> None:
+        tree = Tree()
+        (leaf,) = tree.chain(1)
+        for _ in range(200):
+            tree.touch(leaf, "w")
+        assert leaf.entry.uses == MAX_USES
+        fresh = self.again(tree, leaf, "w")
+        assert fresh.entry.uses == RETURNED + 1
+        for _ in range(200):
+            tree.touch(fresh, "w")
+        assert fresh.entry.uses == RETURNED + MAX_USES
 
 
 class TestMemory:

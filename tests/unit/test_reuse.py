@@ -17,7 +17,7 @@ from cache_actor.policies.reuse_table import Situation
 from serving.benchmark.bare_cache import BareCache, make_cache
 from serving.sglang_plugin.dump import dump
 from serving.sglang_plugin.ledger import UNNAMED, Entry, Owner
-from serving.sglang_plugin.reuse import Learning, situation_of
+from serving.sglang_plugin.reuse import MAX_WATCHES, Learning, situation_of
 from serving.sglang_plugin.settings import CacheSettings
 from serving.sglang_plugin.uses import Use
 
@@ -95,6 +95,17 @@ class TestLabels:
         made.used([upper])
         made.retired([lower])
         assert (made.tiers["device"].labels, labels(made)) == (2, [0.5])
+
+    def test_with_too_many_watched_no_more_are_and_none_is_given_up(self) -> None:
+        made = learning()
+        nodes = [Node(number) for number in range(MAX_WATCHES + 10)]
+        for node in nodes:
+            watch(made, node)
+        assert (made.tiers["device"].watches, made.tiers["device"].labels) == (MAX_WATCHES, 0)
+        made.used(nodes)
+        assert made.tiers["device"].labels == MAX_WATCHES
+        watch(made, nodes[-1])
+        assert made.tiers["device"].watches == 1
 
     def test_tiers_learn_apart_and_loads_fill_the_device_alone(self) -> None:
         made, node = learning(), Node(1)

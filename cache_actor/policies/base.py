@@ -75,8 +75,6 @@ class EvictionPolicy(ABC):
 
     name: ClassVar[str]
     combine: ClassVar[Combine] = Combine.SUM
-    learns: ClassVar[bool] = False
-    """Whether `NodeFacts.chance` must be filled in."""
 
     @abstractmethod
     def key(self, node: NodeFacts, now: float) -> Key:

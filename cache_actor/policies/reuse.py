@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cache_actor.policies.base import EvictionPolicy, Key, NodeFacts, after_retired, register
+from cache_actor.policies.reuse_table import LEVELS
 
-FEATURES = ("steps", "uses", "forecast", "agents", "previous", "returned")
+FEATURES = tuple(feature for _, feature in LEVELS)
 
 
 @register
@@ -30,7 +31,6 @@ class Reuse(EvictionPolicy):
     """
 
     name = "reuse"
-    learns = True
 
     features: str = ",".join(FEATURES)
     residence: float = 1.0

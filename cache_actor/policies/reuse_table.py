@@ -10,6 +10,7 @@ tokens instead of seconds adapts the window to the load: a tier without traffic 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,11 @@ class Situation(NamedTuple):
 
 
 # How much of a situation each level of the table looks at, and the features that its last part belongs to.
-_LEVELS = ((2, "steps"), (3, "uses"), (4, "forecast"), (6, "agents"), (7, "previous"), (8, "returned"))
+LEVELS = ((2, "steps"), (3, "uses"), (4, "forecast"), (6, "agents"), (7, "previous"), (8, "returned"))
+
+
+# For each situation, or beginning of one: observations, and the sum of their labels.
+Cells = dict[tuple[object, ...], list[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +78,14 @@ class ReuseTable:
     """
 
     def __init__(self, features: Sequence[str], evidence: float, memory: int) -> None:
-        self._levels = [1, *(length for length, feature in _LEVELS if feature in features)]
-        self._left_out = {name for name, feature in _FIELD_FEATURES.items() if feature not in features}
+        self._levels = [1, *(length for length, feature in LEVELS if feature in features)]
+        self._left_out: set[str] = set()
+        for (begin, _), (end, feature) in itertools.pairwise([(1, ""), *LEVELS]):
+            if feature not in features:
+                self._left_out.update(Situation._fields[begin:end])
         self._evidence = evidence
         self._memory = memory
-        self._cells: dict[tuple[object, ...], list[float]] = {}  # observations, sum of labels
+        self._cells: Cells = {}
 
     def __len__(self) -> int:
         return len(self._cells)
@@ -133,13 +141,13 @@ class ReuseTable:
                 break
         return found
 
-    def restore(self, cells: object) -> None:
-        """Takes what `cells` gave.
+    def parsed(self, cells: object) -> Cells:
+        """What `cells` gave, for `restore`.
 
         Raises:
             ValueError: it is something else.
         """
-        restored: dict[tuple[object, ...], list[float]] = {}
+        restored: Cells = {}
         for cell in cells if isinstance(cells, list) else [None]:
             match cell:
                 case [[*part], int() | float() as observations, int() | float() as total] if (
@@ -150,8 +158,12 @@ class ReuseTable:
                     restored[tuple(part)] = [float(observations), float(total)]
                 case _:
                     raise ValueError(f"{cell!r:.80} is no cell of a table of this kind")
-        self._cells = restored
-        if len(restored) > MAX_CELLS:
+        return restored
+
+    def restore(self, cells: Cells) -> None:
+        """Goes on from these, which `parsed` has made."""
+        self._cells = cells
+        if len(cells) > MAX_CELLS:
             self._forget()
 
     def explain(self, situation: Situation) -> list[Evidence]:
@@ -172,14 +184,3 @@ class ReuseTable:
     def _reduced(self, situation: Situation) -> Situation:
         parts = zip(situation._fields, situation, strict=True)
         return Situation._make(None if name in self._left_out else part for name, part in parts)
-
-
-_FIELD_FEATURES = {
-    "steps": "steps",
-    "uses": "uses",
-    "forecast": "forecast",
-    "agent": "agents",
-    "last_agent": "agents",
-    "previous": "previous",
-    "returned": "returned",
-}

@@ -101,10 +101,9 @@ class HandMade:
         }
 
     def _key(self, node: Any, now: float) -> Key:
-        facts = self.ledger.facts(node)
-        if self.learning is not None and not facts.retired:
-            facts.chance = self.learning.chance("device", node.entry)
-        return self.policy.key(facts, now)
+        if self.learning is not None:
+            return self.learning.key(self.policy, "device", self.ledger, node, now)
+        return self.policy.key(self.ledger.facts(node), now)
 
     def _lowered(self, nodes: list[Any]) -> None:
         for queue in self.queues.values():

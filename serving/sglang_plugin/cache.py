@@ -119,7 +119,7 @@ class ForecacheCache(UnifiedRadixCache):
         logger.info("forecache: cache policy %s %s on %s", settings.policy, settings.parameters, settings.tiers)
 
     def set_policy(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Another policy from now on; ledger and values stay.
+        """Another policy from now on; ledger and values stay, what a policy has learned does not.
 
         Raises:
             ValueError: an unknown policy or parameter.
@@ -134,6 +134,17 @@ class ForecacheCache(UnifiedRadixCache):
     def _new_learning(self) -> Learning | None:
         """Nothing is known yet; None for a policy that does not learn."""
         return Learning(self.policy, self.capacity) if isinstance(self.policy, Reuse) else None
+
+    def emptied(self) -> None:
+        """The tree was emptied on demand. What was learned stays; what was only in the tree is forgotten."""
+        self.ledger.clear()
+        self.ghosts.clear()
+        self.prefetcher.clear()
+        self._came_back.clear()
+        self.shadows = None
+        self.followed = self.policy
+        if self.learning is not None:
+            self.learning.forget_watches()
 
     def _restore(self, path: str) -> None:
         """Begins with what another engine has learned, if this one's policy can use it."""
@@ -419,10 +430,9 @@ class ForecacheCache(UnifiedRadixCache):
                 self.counters["active_evictions_by_prefetch"] += len(node.key)
 
     def _key(self, tier: Tier, node: UnifiedTreeNode, now: float) -> Key:
-        facts = self.ledger.facts(node)
-        if self.learning is not None and not facts.retired:
-            facts.chance = self.learning.chance(tier, node.entry)
-        return self.followed.key(facts, now)
+        if self.learning is not None:
+            return self.learning.key(self.followed, tier, self.ledger, node, now)
+        return self.followed.key(self.ledger.facts(node), now)
 
     def past_of(self, node: UnifiedTreeNode) -> Past:
         """What to remember of a node that leaves the tree; nothing if nobody learns from it."""

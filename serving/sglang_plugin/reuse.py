@@ -15,10 +15,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
-from cache_actor.policies import VALUE_ONE
+from cache_actor.policies import VALUE_ONE, EvictionPolicy
+from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import Evidence, ReuseTable, Situation
-from serving.sglang_plugin.ledger import RETURNED, UNNAMED, Entry
+from serving.sglang_plugin.ledger import RETURNED, UNNAMED, Entry, Ledger
 from serving.sglang_plugin.order import VictimQueue
 
 Tier = Literal["device", "host"]
@@ -104,7 +105,6 @@ class TierLearning:
     def __init__(self, policy: Reuse, residence: Callable[[], float]) -> None:
         self.table = ReuseTable(policy.learned_from, policy.evidence, policy.memory)
         self.taken_in = 0
-        self.squared_error = 0.0
         self.labels = 0
         self._residence = residence
         self._watched: dict[int, Watch] = {}
@@ -160,15 +160,14 @@ class TierLearning:
 
     def split(self, upper: Any, lower: Any) -> None:
         """Both halves of a node are watched as the whole was."""
-        if (watch := self._watched.get(lower.id)) is not None:
+        if (watch := self._watched.get(lower.id)) is not None and len(self._open) < MAX_WATCHES:
             half = self._watched[upper.id] = Watch(watch.situation, watch.since, upper.id)
-            self._open.appendleft(half)
+            self._open.append(half)
 
     def _close(self, watch: Watch, label: float) -> None:
         watch.open = False
         if self._watched.get(watch.node) is watch:
             del self._watched[watch.node]
-        self.squared_error += (self.table.chance(watch.situation) - label) ** 2
         self.labels += 1
         self.table.learn(watch.situation, label)
 
@@ -211,11 +210,19 @@ class Learning:
         tables = state.get("tiers")
         if not isinstance(tables, dict) or set(tables) != set(self.tiers):
             raise ValueError(f"it must have the tiers {', '.join(self.tiers)}")
+        parsed = {name: tier.table.parsed(tables[name]) for name, tier in self.tiers.items()}
         for name, tier in self.tiers.items():
-            tier.table.restore(tables[name])
+            tier.table.restore(parsed[name])
 
     def chance(self, tier: str, entry: Entry) -> float:
         return self.tiers[tier].table.chance(situation_of(entry))
+
+    def key(self, policy: EvictionPolicy, tier: str, ledger: Ledger, node: Any, now: float) -> Key:
+        """A node's key under a policy that may ask for its chance."""
+        facts = ledger.facts(node)
+        if not facts.retired:
+            facts.chance = self.chance(tier, node.entry)
+        return policy.key(facts, now)
 
     def explain(self, tier: str, entry: Entry) -> list[Evidence]:
         return self.tiers[tier].table.explain(situation_of(entry))

@@ -222,10 +222,9 @@ class Shadow:
             self._queue.add(block)
 
     def _key(self, block: Any, now: float) -> Key:
-        facts = self.ledger.facts(block)
-        if self._learning is not None and not facts.retired:
-            facts.chance = self._learning.chance("device", block.entry)
-        return self.policy.key(facts, now)
+        if self._learning is not None:
+            return self._learning.key(self.policy, "device", self.ledger, block, now)
+        return self.policy.key(self.ledger.facts(block), now)
 
     def _lowered(self, nodes: list[Any]) -> None:
         self._queue.lowered(nodes)

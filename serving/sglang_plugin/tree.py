@@ -28,11 +28,7 @@ class ForecacheTreeCore(UnifiedTreeCore):
     def reset(self) -> None:
         super().reset()
         cache = self._cache
-        cache.ledger.clear()
-        cache.ghosts.clear()
-        cache.prefetcher.clear()
-        if cache.learning is not None:
-            cache.learning.forget_watches()
+        cache.emptied()
         self.evictable_device_leaves = cache.new_queue("device")
         self.evictable_host_leaves = cache.new_queue("host")
 

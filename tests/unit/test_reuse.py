@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cache_actor.messages import MAX_MESSAGE_BYTES, Told, encode
-from cache_actor.policies import VALUE_ONE
+from cache_actor.policies import VALUE_ONE, make_policy
 from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import Situation
 from serving.benchmark.bare_cache import BareCache, make_cache
@@ -194,6 +194,19 @@ class TestInTheCache:
         assert why["situation"]["last_agent"] == "once"
         assert why["observations"] > 1
 
+    def test_an_emptied_cache_keeps_what_it_learned_and_nothing_of_what_it_held(self) -> None:
+        bare = BareCache(400, "reuse")
+        for number in range(60):
+            bare.call(unique(number, 20), "w", "once")
+        cache = bare.cache
+        assert cache.learning is not None
+        learned = cache.learning.state()
+        cache.followed = make_policy("lru")
+        bare.cache.reset()
+        assert cache.learning.state() == learned
+        assert cache.learning.tiers["device"].watches == 0
+        assert (cache.shadows, cache.followed) == (None, cache.policy)
+
     def test_ranks_whose_sets_iterate_differently_evict_the_same(self) -> None:
         def history() -> list[int]:
             rng = random.Random(5)
@@ -242,12 +255,15 @@ class TestState:
             ({"version": 99}, "version is not 1"),
             ({"features": ["moon"]}, r"learned from the features \['moon'\]"),
             ({"tiers": {"device": []}}, "tiers device, host"),
-            ({"tiers": {"device": [], "host": [1]}}, "no cell"),
+            ({"tiers": {"device": [[["private"], 2.0, 1.0]], "host": [1]}}, "no cell"),
         ],
     )
     def test_a_state_that_does_not_fit_is_refused_with_the_reason(self, change: dict[str, Any], message: str) -> None:
+        made = learning()
+        before = made.state()
         with pytest.raises(ValueError, match=message):
-            learning().restore(learning().state() | change)
+            made.restore(learning().state() | change)
+        assert made.state() == before
 
     def test_a_state_fits_into_a_message_whatever_the_names(self) -> None:
         made = learning()

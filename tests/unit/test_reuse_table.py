@@ -146,7 +146,7 @@ class TestState:
         learned, other = table(), table()
         for situation, label in seen:
             learned.learn(situation, label)
-        other.restore(json.loads(json.dumps(learned.cells(1 << 20))))
+        other.restore(other.parsed(json.loads(json.dumps(learned.cells(1 << 20)))))
         assert other.chance(asked) == pytest.approx(learned.chance(asked), abs=0.04)
 
     def test_with_little_room_what_was_seen_most_is_kept(self) -> None:
@@ -178,5 +178,5 @@ class TestState:
         learned.learn(BASE, 1.0)
         before = learned.cells(1 << 20)
         with pytest.raises(ValueError, match="no cell of a table"):
-            learned.restore(cells)
+            learned.restore(learned.parsed(cells))
         assert learned.cells(1 << 20) == before

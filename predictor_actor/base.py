@@ -71,22 +71,55 @@ class WorkflowTrace:
     source: str = ""
 
 
+# Columns of `Prefix.numbers`.
+PROMPT_TOKENS, OUTPUT_TOKENS, START_S, END_S = range(4)
+
+Numbers = npt.NDArray[np.float32]
+
+
 @dataclass(frozen=True, slots=True)
 class Prefix:
     """A workflow as far as it has come: its latest call has just begun, what comes after it is asked for.
 
     Attributes:
-        path: its latest calls, oldest first, the one that runs last; empty if it has made none.
-        length: how many calls it has made in all, those before `path` included; at least len(path).
+        agents: who made its latest calls, oldest first, the one that runs last; empty if it has made none.
+        numbers: float32 of shape (len(agents), 4), for each call the tokens of its prompt and of its output, and when
+            it started and ended, in seconds since the workflow's first call; NaN where that is not known. Output and
+            end of the latest call are not known yet, whatever stands there.
+        length: how many calls it has made in all, those before `agents` included; at least len(agents).
+        hidden: of the latest call, as `Call.hidden`.
+        workflow: its id; only what knows the future asks for it.
     """
 
-    path: Sequence[Call]
+    agents: Sequence[str]
+    numbers: Numbers
     length: int
+    hidden: bytes | None = None
+    workflow: str = ""
 
     @classmethod
-    def of(cls, calls: Sequence[Call]) -> Prefix:
+    def of(cls, calls: Sequence[Call], workflow: str = "") -> Prefix:
         """The prefix that a workflow's calls make: the last PATH_LIMIT of them, and their count."""
-        return cls(calls[-PATH_LIMIT:], len(calls))
+        kept = calls[-PATH_LIMIT:]
+        hidden = kept[-1].hidden if kept else None
+        return cls([call.agent for call in kept], numbers_of(kept), len(calls), hidden, workflow)
+
+
+def numbers_of(calls: Sequence[Call]) -> Numbers:
+    """The columns of `Prefix.numbers`; what is not known is NaN."""
+    rows = [(call.prompt_tokens, call.output_tokens, call.start_s, call.end_s) for call in calls]
+    return np.array(rows, np.float32).reshape(len(calls), 4)
+
+
+def prefixes_of(trace: WorkflowTrace) -> list[Prefix]:
+    """The prefixes a workflow had, one as each of its calls began."""
+    names = [call.agent for call in trace.calls]
+    numbers = numbers_of(trace.calls)
+    found = []
+    for length in range(1, len(names) + 1):
+        kept = slice(max(0, length - PATH_LIMIT), length)
+        found.append(Prefix(names[kept], numbers[kept], length, trace.calls[length - 1].hidden, trace.workflow))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +178,10 @@ class Predictor(ABC):
     def forecast(self, prefixes: Sequence[Prefix]) -> Forecasts:
         """What comes after the latest call of each workflow, for K = HORIZON calls."""
 
+    def introduce(self, facts: Mapping[str, AgentFacts]) -> None:
+        """Hears of agents, which may not have been called yet."""
+        return
+
     def observe(self, prefix: Prefix) -> None:
         """Learns from a workflow whose latest call has just begun. Called once for each call."""
         return
@@ -155,7 +192,9 @@ class Predictor(ABC):
 
     def learn(self, trace: WorkflowTrace) -> None:
         """Observes a whole workflow, call by call, and its end if it has come."""
-        for count in range(1, len(trace.calls) + 1):
-            self.observe(Prefix.of(trace.calls[:count]))
-        if trace.ending != "open" and trace.calls:
-            self.ended(Prefix.of(trace.calls))
+        self.introduce(trace.agents)
+        prefixes = prefixes_of(trace)
+        for prefix in prefixes:
+            self.observe(prefix)
+        if prefixes and trace.ending != "open":
+            self.ended(prefixes[-1])

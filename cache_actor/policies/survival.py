@@ -109,8 +109,8 @@ class Transitions:
         self._current.move_to_end(place)
         if len(self._current) > self._max_workflows:
             self._current.popitem(last=False)
-        if previous is not None and previous != agent:
-            self._count(previous, agent)
+        if previous is not None:
+            self.follow(previous, agent)
 
     def end(self, workflow: str) -> None:
         """Forgets the current agent of a workflow that has ended; what it taught stays. Does nothing if global."""
@@ -150,7 +150,10 @@ class Transitions:
     def _place(self, workflow: str) -> str:
         return workflow if self._scope == "workflow" else ""
 
-    def _count(self, previous: str, agent: str) -> None:
+    def follow(self, previous: str, agent: str) -> None:
+        """Counts that a call of `agent` followed one of `previous`, for whoever keeps the current agents himself."""
+        if previous == agent:
+            return
         self._recent.append((previous, agent))
         row = self._counts.setdefault(previous, {})
         row[agent] = row.get(agent, 0) + 1

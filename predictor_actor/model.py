@@ -1,0 +1,247 @@
+"""The model (after PBKV, arXiv 2605.06472): GraphSAGE over the call graph, attention over the path, the text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch_geometric.nn import RGCNConv, SimpleConv
+
+from predictor_actor.base import HORIZON
+from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
+
+HEADS = 4
+FLOOR = 1e-4
+SIGNALS = ("graph", "path", "text", "prior")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes and what is switched on.
+
+    Attributes:
+        text_size: length of the hidden states; 0: there are none.
+        signals: which of SIGNALS are used. Without "graph" agents are known by their features alone; "prior" is the
+            online Markov chain's forecast, which the model corrects instead of learning it anew.
+        backbone: "sage", or "rgcn" for the ablation.
+    """
+
+    width: int = 64
+    hidden: int = 192
+    text_size: int = 0
+    signals: tuple[str, ...] = SIGNALS
+    backbone: Literal["sage", "rgcn"] = "sage"
+    dropout: float = 0.2
+
+    def __post_init__(self) -> None:
+        unknown = [signal for signal in self.signals if signal not in SIGNALS]
+        if unknown:
+            raise ValueError(f"unknown signal {unknown[0]!r}; choose from {', '.join(SIGNALS)}")
+        if self.backbone not in ("sage", "rgcn"):
+            raise ValueError(f"backbone is {self.backbone!r}; choose from sage, rgcn")
+        if self.width % HEADS or self.width < HEADS or self.hidden < 1 or self.text_size < 0:
+            raise ValueError(f"width {self.width} must be a multiple of {HEADS}, hidden and text_size not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """`NodeArrays` as tensors."""
+
+    features: Tensor
+    edges: tuple[tuple[Tensor, Tensor], ...]
+
+    @classmethod
+    def of(cls, arrays: NodeArrays) -> Nodes:
+        kinds = (arrays.after, arrays.before, arrays.alike)
+        # PyTorch Geometric has the source first.
+        edges = tuple((torch.from_numpy(ends[::-1].copy()), torch.from_numpy(weights)) for ends, weights in kinds)
+        return cls(torch.from_numpy(arrays.features), edges)
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """`PathArrays` as tensors, with what else is known of each workflow.
+
+    Attributes:
+        prior: (B, K, N + 1) forecasts of the Markov chain.
+        text: (B, text_size) hidden states, or None.
+        has_text: (B,), whether there is one.
+    """
+
+    nodes: Tensor
+    present: Tensor
+    calls: Tensor
+    workflow: Tensor
+    prior: Tensor
+    text: Tensor | None = None
+    has_text: Tensor | None = None
+
+    @classmethod
+    def of(cls, arrays: PathArrays, prior: Tensor, text: Tensor | None = None, has_text: Tensor | None = None) -> Paths:
+        return cls(
+            torch.from_numpy(arrays.nodes),
+            torch.from_numpy(arrays.present),
+            torch.from_numpy(arrays.calls),
+            torch.from_numpy(arrays.workflow),
+            prior,
+            text,
+            has_text,
+        )
+
+    def __getitem__(self, rows: Tensor) -> Paths:
+        """Some of the workflows."""
+        return Paths(
+            self.nodes[rows],
+            self.present[rows],
+            self.calls[rows],
+            self.workflow[rows],
+            self.prior[rows],
+            None if self.text is None else self.text[rows],
+            None if self.has_text is None else self.has_text[rows],
+        )
+
+
+class SageLayer(nn.Module):
+    """GraphSAGE with mean aggregation weighted by probability, apart for each kind of neighbour."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.own = nn.Linear(size, width)
+        self.others = nn.ModuleList(nn.Linear(size, width, bias=False) for _ in range(3))
+        self.gather = SimpleConv(aggr="sum")
+
+    def forward(self, nodes: Tensor, edges: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+        found: Tensor = self.own(nodes)
+        for linear, (ends, weights) in zip(self.others, edges, strict=True):
+            found = found + linear(self.gather(nodes, ends, weights))
+        return found
+
+
+class RgcnLayer(nn.Module):
+    """R-GCN: one linear map for each kind of neighbour, and no weights of edges."""
+
+    def __init__(self, size: int, width: int) -> None:
+        super().__init__()
+        self.conv = RGCNConv(size, width, num_relations=3)
+
+    def forward(self, nodes: Tensor, edges: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+        ends = torch.cat([ends for ends, _ in edges], dim=1)
+        kinds = torch.cat([torch.full((ends.shape[1],), kind) for kind, (ends, _) in enumerate(edges)])
+        found: Tensor = self.conv(nodes, ends, kinds)
+        return found
+
+
+class GraphEncoder(nn.Module):
+    """Two layers over the call graph: an embedding for each node, of what it is and of who is around it."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        layer = SageLayer if config.backbone == "sage" else RgcnLayer
+        self.alone = nn.Linear(NODE_FEATURES, config.width)
+        self.first = layer(NODE_FEATURES, config.width)
+        self.second = layer(config.width, config.width)
+        self.norm = nn.LayerNorm(config.width)
+        self.graph = "graph" in config.signals
+
+    def forward(self, nodes: Nodes) -> Tensor:
+        found: Tensor = self.alone(nodes.features)
+        if self.graph:
+            near = functional.gelu(self.first(nodes.features, nodes.edges))
+            found = found + self.second(near, nodes.edges)
+        found = self.norm(found)
+        return found
+
+
+class PathEncoder(nn.Module):
+    """Scaled dot-product attention from the latest call over the path; a call knows its place and its predecessor."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.width
+        self.place = nn.Embedding(WINDOW, width)
+        self.query = nn.Linear(3 * width, width)
+        # Keys and values of a call are sums over what it is, what preceded it and where it stands, so that the first
+        # two are worked out once for each node and not for each call.
+        self.own = nn.Linear(width, 2 * width, bias=False)
+        self.previous = nn.Linear(width, 2 * width, bias=False)
+        self.numbers = nn.Linear(CALL_FEATURES, 2 * width)
+        self.where = nn.Linear(width, 2 * width, bias=False)
+        self.dropout = nn.Dropout(config.dropout / 2)
+
+    def forward(self, embedded: Tensor, latest: Tensor, paths: Paths) -> Tensor:
+        batch, width = len(paths.nodes), embedded.shape[1]
+        before = functional.pad(paths.nodes[:, :-1], (1, 0))
+        both = functional.embedding(paths.nodes, self.own(embedded))
+        both = both + functional.embedding(before, self.previous(embedded))
+        both = self.dropout(both + self.numbers(paths.calls) + self.where(self.place.weight))
+        keys, values = both.view(batch, WINDOW, 2, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        query = self.query(latest).view(batch, HEADS, 1, width // HEADS)
+        # An empty path has one call that is none, so that its attention is defined.
+        seen = paths.present | functional.one_hot(torch.tensor(WINDOW - 1), WINDOW).bool()
+        found = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None, None, :])
+        return found.reshape(batch, width)
+
+
+class Forecaster(nn.Module):
+    """K distributions over agents and END in one pass. An agent is scored by its embedding, so a new one can win."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        width, hidden = config.width, config.hidden
+        self.encoder = GraphEncoder(config)
+        self.path = PathEncoder(config) if "path" in config.signals else None
+        self.text = None
+        if config.text_size and "text" in config.signals:
+            self.text = nn.Sequential(nn.LayerNorm(config.text_size), nn.Linear(config.text_size, width), nn.GELU())
+            self.no_text = nn.Parameter(torch.zeros(width))
+        size = width + WORKFLOW_FEATURES + (2 * width if self.path else 0) + (width if self.text else 0)
+        self.fuse = nn.Sequential(
+            nn.Linear(size, hidden),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+            nn.Linear(hidden, hidden),
+            nn.GELU(),
+            nn.Dropout(config.dropout),
+        )
+        self.heads = nn.Linear(hidden, HORIZON * hidden)
+        self.candidates = nn.Linear(width, HORIZON * hidden)
+        self.end = nn.Parameter(torch.zeros(HORIZON))
+        self.trust = nn.Parameter(torch.ones(HORIZON))
+
+    def embed(self, nodes: Nodes) -> Tensor:
+        """(N + 3, width) embeddings of START, the agents, END and the unknown agent."""
+        embedded: Tensor = self.encoder(nodes)
+        return embedded
+
+    def forward(self, embedded: Tensor, paths: Paths) -> Tensor:
+        """Logits of shape (B, K, N + 1), the last for END."""
+        batch, hidden = len(paths.nodes), self.config.hidden
+        latest = embedded[paths.nodes[:, -1]]
+        parts = [latest, paths.workflow]
+        if self.path is not None:
+            near = embedded[paths.nodes[:, -3:]].reshape(batch, -1)
+            parts += [embedded[paths.nodes[:, -2]], self.path(embedded, near, paths)]
+        if self.text is not None:
+            parts.append(self._read(paths, batch))
+        fused = self.heads(self.fuse(torch.cat(parts, dim=1))).view(batch, HORIZON, hidden)
+        scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden)
+        logits: Tensor = torch.einsum("bkh,nkh->bkn", fused, scored) / hidden**0.5
+        logits = torch.cat([logits[:, :, :-1], logits[:, :, -1:] + self.end[:, None]], dim=2)
+        if "prior" in self.config.signals:
+            logits = logits + self.trust[:, None] * torch.log(paths.prior + FLOOR)
+        return logits
+
+    def _read(self, paths: Paths, batch: int) -> Tensor:
+        if paths.text is None or paths.has_text is None or self.text is None:
+            return self.no_text.expand(batch, -1)
+        return torch.where(paths.has_text[:, None], self.text(paths.text), self.no_text)
+
+
+def parameter_count(model: nn.Module, text: bool = False) -> int:
+    """Trained numbers of a model, those that project the text only if asked for."""
+    named = model.named_parameters()
+    return sum(weights.numel() for name, weights in named if text or not name.startswith(("text", "no_text")))

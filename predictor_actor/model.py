@@ -223,7 +223,7 @@ class Forecaster(nn.Module):
         latest = embedded[paths.nodes[:, -1]]
         parts = [latest, paths.workflow]
         if self.path is not None:
-            near = embedded[paths.nodes[:, -3:]].reshape(batch, -1)
+            near = embedded[paths.nodes[:, -3:]].flatten(1)
             parts += [embedded[paths.nodes[:, -2]], self.path(embedded, near, paths)]
         if self.text is not None:
             parts.append(self._read(paths, batch))

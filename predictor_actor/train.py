@@ -37,7 +37,7 @@ class TrainConfig:
         cold: the share of batches in which an agent is treated as if it had never been called, so that new ones
             get their chance by what they are like.
         max_s: no epoch begins after so many seconds of wall clock; what is best by then is taken.
-        threads: of PyTorch; None: as they are.
+        threads: of PyTorch; None: as they are. The model is so small that a second one seldom helps.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -53,7 +53,7 @@ class TrainConfig:
     cold: float = 0.2
     seed: int = 0
     max_s: float | None = None
-    threads: int | None = None
+    threads: int | None = 1
 
 
 @dataclass(frozen=True, slots=True)

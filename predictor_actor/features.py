@@ -95,7 +95,7 @@ def path_arrays(prefixes: Sequence[Prefix], numbers: Ids, unknown: int) -> PathA
     if len(numbers):
         nodes = np.where(present, np.where(numbers < 0, unknown, numbers)[place], 0)
         every = np.concatenate([prefix.numbers for prefix in prefixes])
-        calls = np.where(present[:, :, None], _calls(every, ends)[place], 0)
+        calls = np.where(present[:, :, None], _calls(every, sizes)[place], 0)
     else:
         nodes, calls = np.zeros(place.shape, np.int64), np.zeros((*place.shape, CALL_FEATURES), np.float32)
     # What came before the window is not looked at.
@@ -104,15 +104,19 @@ def path_arrays(prefixes: Sequence[Prefix], numbers: Ids, unknown: int) -> PathA
     return PathArrays(nodes, present, calls.astype(np.float32), _workflow(nodes, present, lengths))
 
 
-def _calls(numbers: Floats, ends: Ids) -> Floats:
-    """CALL_FEATURES of every call; the latest of each workflow has no output yet."""
+def _calls(numbers: Floats, sizes: Ids) -> Floats:
+    """CALL_FEATURES of every call; the latest of each workflow has no output yet, and the first nothing before it."""
+    ends = np.cumsum(sizes)[sizes > 0]
+    first = ends - sizes[sizes > 0]
     known = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
     prompt, output = known[:, PROMPT_TOKENS].clip(0), known[:, OUTPUT_TOKENS].clip(0)
-    output[ends[ends > 0] - 1] = 0
+    output[ends - 1] = 0
     pause = np.zeros(len(numbers), np.float32)
     pause[1:] = numbers[1:, START_S] - numbers[:-1, END_S]
+    pause[first] = np.nan
     timed = np.isfinite(pause)
     growth = np.diff(prompt, prepend=prompt[:1])
+    growth[first] = 0
     pause = np.where(timed, pause, 0).clip(0)
     columns = (np.log1p(prompt) / 10, np.log1p(output) / 8, np.log1p(pause) / 6, (growth / 4000).clip(-4, 4), timed)
     return np.stack(columns, axis=1).astype(np.float32)

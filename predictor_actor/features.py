@@ -49,7 +49,7 @@ class NodeArrays:
 def node_arrays(view: GraphView) -> NodeArrays:
     """Features and edges of a graph."""
     count = len(view.names)
-    texts = np.stack([_identity(name, facts) for name, facts in zip(view.names, view.facts, strict=True)] or [_none()])
+    texts = _texts(view)
     features = np.zeros((count + 3, NODE_FEATURES), np.float32)
     features[1 : count + 1, : texts.shape[1]] = texts[:count]
     features[: count + 1, texts.shape[1] : texts.shape[1] + STATISTICS] = _statistics(view)
@@ -58,9 +58,21 @@ def node_arrays(view: GraphView) -> NodeArrays:
     weights = np.zeros((count + 3, count + 3), np.float32)
     weights[: count + 1, 1 : count + 1] = view.counts[:, 1:]
     weights[: count + 1, count + 1] = view.counts[:, 0]
-    likeness = np.zeros_like(weights)
-    likeness[1 : count + 1, 1 : count + 1] = _likeness(texts[:count])
-    return NodeArrays(features, _edges(weights), _edges(weights.T), _edges(likeness))
+    alike = np.zeros_like(weights)
+    near = likeness(view)
+    alike[1 : count + 1, 1 : count + 1] = np.where(near >= LEAST_SIMILARITY, near, 0)
+    return NodeArrays(features, _edges(weights), _edges(weights.T), _edges(alike))
+
+
+def likeness(view: GraphView) -> Floats:
+    """How like each other agents' names and anchors are, shape (N, N): cosines, 0 on the diagonal."""
+    texts = _texts(view)[: len(view.names)]
+    sizes = np.linalg.norm(texts, axis=1, keepdims=True)
+    unit = texts / np.maximum(sizes, 1e-6)
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, 0)
+    cosines: Floats = alike.astype(np.float32)
+    return cosines
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,12 +188,9 @@ def _edges(weights: Floats) -> tuple[Ids, Floats]:
     return np.stack([targets, sources]), scaled[targets, sources]
 
 
-def _likeness(texts: Floats) -> Floats:
-    sizes = np.linalg.norm(texts, axis=1, keepdims=True)
-    unit = texts / np.maximum(sizes, 1e-6)
-    alike = unit @ unit.T
-    np.fill_diagonal(alike, 0)
-    return np.where(alike >= LEAST_SIMILARITY, alike, 0).astype(np.float32)
+def _texts(view: GraphView) -> Floats:
+    """One row for each agent, at least one."""
+    return np.stack([_identity(name, facts) for name, facts in zip(view.names, view.facts, strict=True)] or [_none()])
 
 
 @lru_cache(maxsize=4096)

@@ -12,6 +12,7 @@ from torch_geometric.nn import RGCNConv, SimpleConv
 
 from predictor_actor.base import HORIZON
 from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
+from predictor_actor.newcomers import Newcomers
 
 HEADS = 4
 FLOOR = 1e-4
@@ -212,13 +213,19 @@ class Forecaster(nn.Module):
         self.end = nn.Parameter(torch.zeros(HORIZON))
         self.trust = nn.Parameter(torch.ones(HORIZON))
 
-    def embed(self, nodes: Nodes) -> Tensor:
-        """(N + 3, width) embeddings of START, the agents, END and the unknown agent."""
+    def embed(self, nodes: Nodes, newcomers: Newcomers) -> Tensor:
+        """(N + 3, width) embeddings of START, agents, END and the unknown agent; newcomers have their stand-in's."""
         embedded: Tensor = self.encoder(nodes)
-        return embedded
+        if newcomers.spread is None:
+            return embedded
+        return torch.cat([embedded[torch.from_numpy(newcomers.stand_in)], embedded[-2:]])
 
     def forward(self, embedded: Tensor, paths: Paths) -> Tensor:
         """Logits of shape (B, K, N + 1), the last for END."""
+        return self.correct(embedded, paths)[0]
+
+    def correct(self, embedded: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
+        """The logits, and what of them the model itself has added to the prior's."""
         batch, hidden = len(paths.nodes), self.config.hidden
         latest = embedded[paths.nodes[:, -1]]
         parts = [latest, paths.workflow]
@@ -229,11 +236,11 @@ class Forecaster(nn.Module):
             parts.append(self._read(paths, batch))
         fused = self.heads(self.fuse(torch.cat(parts, dim=1))).view(batch, HORIZON, hidden)
         scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden)
-        logits: Tensor = torch.einsum("bkh,nkh->bkn", fused, scored) / hidden**0.5
-        logits = torch.cat([logits[:, :, :-1], logits[:, :, -1:] + self.end[:, None]], dim=2)
-        if "prior" in self.config.signals:
-            logits = logits + self.trust[:, None] * torch.log(paths.prior + FLOOR)
-        return logits
+        found: Tensor = torch.einsum("bkh,nkh->bkn", fused, scored) / hidden**0.5
+        found = torch.cat([found[:, :, :-1], found[:, :, -1:] + self.end[:, None]], dim=2)
+        if "prior" not in self.config.signals:
+            return found, found
+        return found + self.trust[:, None] * torch.log(paths.prior + FLOOR), found
 
     def _read(self, paths: Paths, batch: int) -> Tensor:
         if paths.text is None or paths.has_text is None or self.text is None:

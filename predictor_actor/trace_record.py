@@ -1,9 +1,10 @@
 """A workflow's trace as a record: what may stand in it, and how it becomes bytes.
 
-A record is the msgpack list `["workflow", workflow, source, ending, started_at, agents, calls]`; `agents` maps a name
-to `[anchor_tokens, anchor_hashes]`, and a call is the list of the fields of `Call` in their order. Whatever is read,
-from these records or from other formats, passes through `make_call` and `make_trace`, so that no trace in the process
-holds a name, a number or a size beyond the limits below.
+The first record of a file is its header, the msgpack list `["forecache-traces", VERSION, id]`; the id, 8 random bytes,
+tells it from another file that may come to bear its name. A workflow's record is the list `["workflow", workflow,
+source, ending, started_at, agents, calls]`; `agents` maps a name to `[anchor_tokens, anchor_hashes]`, and a call is the
+list of the fields of `Call` in their order. Whatever is read, from these records or from other formats, passes through
+`make_call` and `make_trace`, so that no trace in the process holds a name, a number or a size beyond the limits below.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import operator
+import os
 import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args
@@ -19,6 +21,8 @@ import msgpack
 
 from predictor_actor.base import MAX_NAME, AgentFacts, Call, Ending, WorkflowTrace
 
+FORMAT = "forecache-traces"
+VERSION = 1
 KIND = "workflow"
 
 MAX_CALLS = 20_000
@@ -36,6 +40,16 @@ _CALL_LENGTH = len(dataclasses.fields(Call))
 
 class RecordError(ValueError):
     """A record, a line or a trace that does not fit; says what and with which value."""
+
+
+class VersionError(ValueError):
+    """A header of another version of the format; names it."""
+
+
+def header() -> bytes:
+    """The header of a new file."""
+    record: bytes = msgpack.packb([FORMAT, VERSION, os.urandom(8)])
+    return record
 
 
 def encode(trace: WorkflowTrace) -> bytes:
@@ -64,12 +78,22 @@ def encode(trace: WorkflowTrace) -> bytes:
     return record
 
 
-def decode(fields: object) -> WorkflowTrace:
-    """The trace in a record that msgpack has unpacked.
+def decode(record: bytes) -> WorkflowTrace | None:
+    """The trace in a record; None if it is a header.
 
     Raises:
-        RecordError: it is none, or what it holds is beyond the limits.
+        RecordError: it is neither, or what it holds is beyond the limits.
+        VersionError: it is the header of a file of another version.
     """
+    try:
+        fields = msgpack.unpackb(record)
+    except Exception as error:  # msgpack raises a family of unrelated types on malformed input
+        raise RecordError(f"it is not msgpack: {reprlib.repr(str(error))}") from error
+    if type(fields) is list and fields[:1] == [FORMAT]:
+        version = fields[1] if len(fields) > 1 else None
+        if version != VERSION:
+            raise VersionError(f"version {reprlib.repr(version)} of the format; this build reads {VERSION}")
+        return None
     if type(fields) is not list or len(fields) != 7 or fields[0] != KIND:
         raise RecordError(f"a record is a list of 7 that begins with {KIND!r}, not {reprlib.repr(fields)}")
     _, workflow, source, ending, started_at, agents, calls = fields

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import reprlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -58,17 +58,19 @@ class JsonlImport:
         except orjson.JSONDecodeError as error:
             raise RecordError(f"it is not JSON: {error}") from None
         if type(found) is not dict or type(found.get("calls")) is not list:
-            raise RecordError("it is no workflow: an object with `workflow_id` and a list `calls` is needed")
+            raise RecordError(
+                "it is no workflow, an object with `workflow_id` and a list `calls`; spans of OpenTelemetry are"
+                " imported by `forecache traces import`"
+            )
         steps = [step for step in map(_step, found["calls"]) if step.get("llm", True) is not False]
         if not 0 < len(steps) <= MAX_CALLS:
             raise RecordError(f"it has {len(steps)} model calls; a workflow has 1 to {MAX_CALLS}")
         calls = [_call(step, self._label) for step in steps]
         heads = [list(_head(step)) for step in steps]
         first = min((call.start_s for call in calls if call.start_s is not None), default=0.0)
-        timed = [_shifted(call, first) for call in calls]
-        self._traces.append(
-            make_trace(found.get("workflow_id"), timed, started_at=first, source=found.get("source") or "")
-        )
+        shifted = [_shifted(call, first) for call in calls]
+        source = found.get("source") or ""
+        self._traces.append(make_trace(found.get("workflow_id"), shifted, started_at=first, source=source))
         self._keep(calls, heads)
 
     def traces(self) -> list[WorkflowTrace]:
@@ -110,16 +112,15 @@ class JsonlImport:
         return AgentFacts(tokens, tuple(map(stable_hash, pieces)))
 
 
+def labelled(agent: Any, phase: Any, tool: Any, label: Label) -> Any:
+    """The name of a caller; the agent alone, as it is, if the rest of the label is not known."""
+    more, sign = (phase, "@") if label == "agent+phase" else (tool, ":") if label == "agent+tool" else (None, "")
+    return f"{agent}{sign}{more}" if type(agent) is str and type(more) is str and more else agent
+
+
 def stable_hash(text: str) -> int:
     """64 bits that are the same in every process."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def lines(data: Iterable[bytes]) -> Iterator[tuple[int, bytes]]:
-    """Those that are not empty, with their numbers, from 1."""
-    for number, line in enumerate(data, start=1):
-        if line.strip():
-            yield number, line
 
 
 def _step(step: Any) -> dict[str, Any]:
@@ -130,12 +131,7 @@ def _step(step: Any) -> dict[str, Any]:
 
 def _call(step: Mapping[str, Any], label: Label) -> Call:
     tool = step.get("tool") or None
-    agent = step.get("agent")
-    if type(agent) is str:
-        if label == "agent+phase" and type(step.get("phase")) is str and step["phase"]:
-            agent = f"{agent}@{step['phase']}"
-        elif label == "agent+tool" and type(tool) is str:
-            agent = f"{agent}:{tool}"
+    agent = labelled(step.get("agent"), step.get("phase"), tool, label)
     prompt, output = step.get("prompt_tokens"), step.get("output_tokens")
     return make_call(
         agent,

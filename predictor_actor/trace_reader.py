@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 from predictor_actor.base import WorkflowTrace
 from predictor_actor.trace_frames import Damage, Frame, split
-from predictor_actor.trace_import import JsonlImport, Label, lines
+from predictor_actor.trace_import import JsonlImport, Label
 from predictor_actor.trace_record import MAX_RECORD_BYTES, RecordError, VersionError, decode
 
 SUFFIX = ".msgpack"
@@ -85,21 +85,18 @@ def read_traces(
 
 
 def files_in(path: Path, suffixes: Sequence[str] = (SUFFIX, JSONL_SUFFIX)) -> list[tuple[Path, int]]:
-    """The file, or the files of the folder in the order of their names, each with its size in bytes.
+    """The file, or the files with such suffixes in the folder by name, each with its size in bytes.
 
     Raises:
-        TraceError: it is missing or cannot be read, or it is a file of another suffix.
+        TraceError: it is missing or cannot be read.
     """
     try:
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.suffix in suffixes and file.is_file())
             return [(file, size) for file in files if (size := _size(file)) is not None]
-        size = path.stat().st_size
+        return [(path, path.stat().st_size)]
     except OSError as error:
         raise TraceError(f"cannot read the traces in {path}: {error.strerror}") from error
-    if path.suffix not in suffixes:
-        raise TraceError(f"{path} is not a file that ends in {' or '.join(suffixes)}, nor a folder of such files")
-    return [(path, size)]
 
 
 def take_records(file: BinaryIO, path: Path, offset: int, result: ReadResult) -> Iterator[tuple[int, int]]:
@@ -139,31 +136,45 @@ def _take(one: Frame | Damage, path: Path, place: str, result: ReadResult) -> No
             result.traces.append(trace)
 
 
-def _read_file(path: Path, label: Label, result: ReadResult) -> Iterator[int]:
-    """Reads a file into the result; yields how many bytes it has taken each time."""
+def read_jsonl(path: Path, label: Label, result: ReadResult) -> Iterator[int]:
+    """Reads a file of workflows as JSON Lines into the result; yields how many bytes it has taken each time.
+
+    Raises:
+        TraceError: it cannot be read.
+    """
+    imported = JsonlImport(label)
     try:
         with path.open("rb") as file:
-            if path.suffix == JSONL_SUFFIX:
-                yield from _read_jsonl(file, path, label, result)
-                return
-            taken = done = 0
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    try:
+                        imported.add(line)
+                    except RecordError as error:
+                        result.skip(path, f"line {number}", str(error))
+                yield len(line)
+    except OSError as error:
+        raise TraceError(f"cannot read the traces in {path}: {error.strerror}") from error
+    result.traces += imported.traces()
+
+
+def _read_file(path: Path, label: Label, result: ReadResult) -> Iterator[int]:
+    if path.suffix == JSONL_SUFFIX:
+        return read_jsonl(path, label, result)
+    if path.suffix == SUFFIX:
+        return _read_records(path, result)
+    raise TraceError(f"{path} is not a file that ends in {SUFFIX} or {JSONL_SUFFIX}, nor a folder of such files")
+
+
+def _read_records(path: Path, result: ReadResult) -> Iterator[int]:
+    taken = done = 0
+    try:
+        with path.open("rb") as file:
             for read, offset in take_records(file, path, 0, result):
                 taken, done = taken + read, offset
                 yield read
-            result.unfinished += done < taken
     except OSError as error:
         raise TraceError(f"cannot read the traces in {path}: {error.strerror}") from error
-
-
-def _read_jsonl(file: BinaryIO, path: Path, label: Label, result: ReadResult) -> Iterator[int]:
-    imported = JsonlImport(label)
-    for number, line in lines(file):
-        try:
-            imported.add(line)
-        except RecordError as error:
-            result.skip(path, f"line {number}", str(error))
-        yield len(line)
-    result.traces += imported.traces()
+    result.unfinished += done < taken
 
 
 def _size(path: Path) -> int | None:

@@ -72,6 +72,11 @@ def read_spans(folder: Path, *members: dict[str, Any], **more: Any) -> ReadResul
     return read(folder, json.dumps(request(*members)), **more)
 
 
+KEYS = [
+    *["resourceSpans", "scopeSpans", "spans", "resource", "attributes", "key", "value", "traceId", "spanId"],
+    *["context", "start_time", "parent_id", "gen_ai.operation.name", "stringValue"],
+]
+
 # A planner that looks something up and hands over to a writer; both under one root.
 RUN = [
     span(1, None, 0, 20, operation__name="invoke_workflow", conversation__id="talk"),
@@ -250,10 +255,7 @@ class TestForms:
             lambda inner: (
                 st.lists(inner, max_size=3)
                 | st.dictionaries(
-                    st.sampled_from(
-                        ["resourceSpans", "scopeSpans", "spans", "resource", "attributes", "key", "value", "traceId"]
-                        + ["spanId", "context", "start_time", "parent_id", "gen_ai.operation.name", "stringValue"]
-                    ),
+                    st.sampled_from(KEYS),
                     inner,
                     max_size=6,
                 )

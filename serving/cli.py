@@ -16,6 +16,7 @@ from serving.config_reference import reference
 from serving.demo import demo
 from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
+from serving.trace_commands import app as traces_app
 
 app = typer.Typer(
     help="Forecache: SGLang engines on Ray Serve that keep the KV cache multi-agent workflows will need. "
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("replay")(replay)
 app.add_typer(engine_app, name="engine")
+app.add_typer(traces_app, name="traces")
 
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)

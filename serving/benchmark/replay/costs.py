@@ -26,8 +26,8 @@ class Costs:
     Attributes:
         prefill_prefix_pair_s: of two tokens before, 0 where attention is computed for new tokens alone. SGLang's
             `torch_native` computes it for the whole prompt and leaves out what it knows, so a hit saves less there.
-        plan_s: what the engine loses to a plan that comes while it works. Where the way of a plan runs on the cores
-            that also run the model it is all the processor time of that way.
+        plan_s: what the engine loses to a plan that comes while it works: much of the processor time of a plan's way,
+            if that runs on the cores that also run the model, and about nothing if it does not.
         link_tokens_per_s: what moves from the host to the device in a second.
         call_s: what a call costs outside the engine's steps (HTTP, tokenizer): half of it before, in the one process
             that takes calls in, and half after.

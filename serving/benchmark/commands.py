@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +70,9 @@ def convert(
 
 def calibrate(
     out: Annotated[Path, typer.Argument(help="File to write, for `forecache replay --calibration`.")],
-    base_url: Annotated[str, typer.Option(help="The endpoint; idle, one engine.")] = "http://127.0.0.1:8000/v1",
+    base_url: Annotated[
+        str, typer.Option(help="The endpoint; idle, one engine, on the Ray cluster of this machine.")
+    ] = "http://127.0.0.1:8000/v1",
     rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
     first_id: Annotated[int, typer.Option(help="Token ids of prompts are drawn from here …")] = 10,
     last_id: Annotated[int, typer.Option(help="… to here; both must be ordinary tokens of the model.")] = 290,
@@ -84,7 +85,7 @@ def calibrate(
 
     try:
         with Console(stderr=True).status("starting") as status:
-            costs = asyncio.run(measure(base_url, out.stem, range(first_id, last_id + 1), rounds, status.update))
+            costs = measure(base_url, out.stem, range(first_id, last_id + 1), rounds, status.update)
     except CalibrateError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_CANNOT) from None

@@ -17,6 +17,7 @@ from serving.demo import demo
 from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
 from serving.trace_commands import app as traces_app
+from serving.train_command import train
 
 app = typer.Typer(
     help="Forecache: SGLang engines on Ray Serve that keep the KV cache multi-agent workflows will need. "
@@ -27,6 +28,7 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("replay")(replay)
+app.command("train")(train)
 app.add_typer(engine_app, name="engine")
 app.add_typer(traces_app, name="traces")
 

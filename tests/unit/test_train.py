@@ -29,7 +29,8 @@ def far_apart(count: int, seed: int) -> list[WorkflowTrace]:
     """The first agent of nine calls decides the last; in between a chain of any order here sees nothing of it."""
     rng = random.Random(seed)
     between = ["a", "b", "a", "b", "a", "b", "a"]
-    paths = [[f"start {branch}", *between, f"end {branch}"] for branch in (rng.randrange(2) for _ in range(count))]
+    branches = (("north", "left"), ("south", "right"))
+    paths = [[start, *between, end] for start, end in (rng.choice(branches) for _ in range(count))]
     return [trace_of(path, f"{seed}-{number}") for number, path in enumerate(paths)]
 
 
@@ -42,7 +43,8 @@ class TestAccuracy:
         chain = Markov(5)
         for trace in learning:
             chain.learn(trace)
-        model = train(learning, TrainConfig(model=ModelConfig(width=32, hidden=64), few_calls=0)).predictor
+        config = TrainConfig(model=ModelConfig(width=32, hidden=64), few_calls=0, patience=20, batch=64)
+        model = train(learning, config).predictor
         last = [place for place, prefix in enumerate(p for t in test for p in prefixes_of(t)) if prefix.length == 8]
         assert outcomes(model, test).first[last, 0].mean() > 0.95
         assert outcomes(chain, test).first[last, 0].mean() < 0.8

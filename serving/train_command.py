@@ -34,9 +34,7 @@ def train(
         int, typer.Option(min=0, help="Length of the hidden states in the traces; 0: do not use them.")
     ] = 0,
     threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
-    report: Annotated[
-        Path | None, typer.Option(help="An HTML page of the figures, with a picture of the graph.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="HTML page of the figures and the graph.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Train the predictor of coming agents on recorded workflows, and test it on others, beside the baselines.
@@ -96,10 +94,10 @@ def _print(figures: dict[str, Any]) -> None:
     from rich.console import Console
 
     from serving.benchmark.report import rich_table
-    from serving.benchmark.train_tables import in_words, predictor_table
+    from serving.benchmark.train_tables import in_words, short_table
 
     console = Console()
-    console.print(rich_table(predictor_table(figures), "Who comes next"))
+    console.print(rich_table(short_table(figures), "Who comes next"))
     for line in in_words(figures):
         console.print(f"• {line}", highlight=False)
 

@@ -26,6 +26,14 @@ def predictor_table(figures: dict[str, Any]) -> TextTable:
     return TextTable("Predictors", headers, [_row(name, each) for name, each in figures["predictors"].items()])
 
 
+def short_table(figures: dict[str, Any]) -> TextTable:
+    """The main columns, for a terminal."""
+    full = predictor_table(figures)
+    kept = [0, *STEPS, HORIZON + 2, 2 * HORIZON + 2, 2 * HORIZON + 4]
+    headers = ["predictor", *(f"top-1 k={k}" for k in STEPS), "top-2 k=1", "nll k=1", "cal. err."]
+    return TextTable(full.title, headers, [[row[place] for place in kept] for row in full.rows])
+
+
 def in_words(figures: dict[str, Any]) -> list[str]:
     """What was tested, and whether the model is better than the chains."""
     lines = [
@@ -41,7 +49,7 @@ def in_words(figures: dict[str, Any]) -> list[str]:
         points = f"{100 * gain[0]:+.1f} points ({100 * gain[1]:+.1f} to {100 * gain[2]:+.1f})"
         verdict = "beyond noise" if excludes(gain, 0) else "within noise"
         lines.append(
-            f"k={best['k']}: top-1 of the model against {best['name']}, the better of the two: {points}, {verdict}."
+            f"k={best['k']}: top-1 of the model against {best['name']}, the better chain: {points}, {verdict}."
         )
     if figures["left_out"]:
         lines.append(f"{figures['left_out']} traces could not be read: {'; '.join(figures['problems'][:3])}")

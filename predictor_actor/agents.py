@@ -60,4 +60,4 @@ class Agents:
     def ids(self, names: Sequence[str]) -> Ids:
         """Numbers of many names; -1 for a name that has none."""
         look_up = self._ids.get
-        return np.fromiter((look_up(name, -1) for name in names), np.int64, len(names))
+        return np.array([look_up(name, -1) for name in names], np.int64)

@@ -124,8 +124,10 @@ class Contexts:
         if held.any():
             rows = np.flatnonzero(held)
             where = (sets[rows], ways[rows].argmax(axis=1))
-            followers = self._followers[where].astype(np.int64)
-            np.add.at(found, (rows[:, None], np.minimum(followers, size - 1)), self._counts[where])
+            followers = np.minimum(self._followers[where], size - 1).astype(np.int64)
+            counts = self._counts[where].astype(np.float32)
+            for way in range(FOLLOWERS):
+                found[rows, followers[:, way]] += counts[:, way]
         return found
 
     def _set_of(self, keys: Keys) -> npt.NDArray[np.int64]:

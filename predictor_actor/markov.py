@@ -128,6 +128,6 @@ class Markov(Predictor):
 
 def _mix(below: Floats, counts: Floats) -> Floats:
     total = counts.sum(axis=1, keepdims=True)
-    kinds = (counts > 0).sum(axis=1, keepdims=True)
+    kinds = (counts > 0).sum(axis=1, keepdims=True, dtype=np.float32)
     mixed: Floats = (counts + kinds * below) / np.maximum(total + kinds, 1)
-    return np.where(total > 0, mixed, below).astype(np.float32)
+    return np.where(total > 0, mixed, below)

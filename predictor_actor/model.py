@@ -164,25 +164,38 @@ class PathEncoder(nn.Module):
         width = config.width
         self.place = nn.Embedding(WINDOW, width)
         self.query = nn.Linear(3 * width, width)
-        # Keys and values of a call are sums over what it is, what preceded it and where it stands, so that the first
-        # two are worked out once for each node and not for each call.
+        # Keys and values of a call are sums over what it is, what preceded it, its numbers and where it stands. So they
+        # are never made for each call of each workflow: a score is a sum of scores of nodes, numbers and places, and
+        # the weights of calls are added up by node before values are taken.
         self.own = nn.Linear(width, 2 * width, bias=False)
         self.previous = nn.Linear(width, 2 * width, bias=False)
-        self.numbers = nn.Linear(CALL_FEATURES, 2 * width)
+        self.numbers = nn.Linear(CALL_FEATURES, 2 * width, bias=False)
         self.where = nn.Linear(width, 2 * width, bias=False)
         self.dropout = nn.Dropout(config.dropout / 2)
 
     def forward(self, embedded: Tensor, latest: Tensor, paths: Paths) -> Tensor:
         batch, width = len(paths.nodes), embedded.shape[1]
+        heads = (HEADS, width // HEADS)
         before = functional.pad(paths.nodes[:, :-1], (1, 0))
-        both = functional.embedding(paths.nodes, self.own(embedded))
-        both = both + functional.embedding(before, self.previous(embedded))
-        both = self.dropout(both + self.numbers(paths.calls) + self.where(self.place.weight))
-        keys, values = both.view(batch, WINDOW, 2, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
-        query = self.query(latest).view(batch, HEADS, 1, width // HEADS)
+        kinds = [
+            (paths.nodes[:, None].expand(-1, HEADS, -1), *self.own(embedded).view(-1, 2, *heads).unbind(1)),
+            (before[:, None].expand(-1, HEADS, -1), *self.previous(embedded).view(-1, 2, *heads).unbind(1)),
+        ]
+        place_keys, place_values = self.where(self.place.weight).view(WINDOW, 2, *heads).unbind(1)
+        number_keys, number_values = self.numbers.weight.view(2, *heads, CALL_FEATURES)
+        query = self.query(latest).view(batch, *heads) / heads[1] ** 0.5
+        scores = torch.einsum("bhd,lhd->bhl", query, place_keys)
+        scores = scores + torch.einsum("bhd,hdc->bhc", query, number_keys) @ paths.calls.transpose(1, 2)
+        for nodes, keys, _ in kinds:
+            scores = scores + torch.einsum("bhd,nhd->bhn", query, keys).gather(2, nodes)
         # An empty path has one call that is none, so that its attention is defined.
         seen = paths.present | functional.one_hot(torch.tensor(WINDOW - 1), WINDOW).bool()
-        found = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None, None, :])
+        weights = self.dropout(scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=2))
+        found = torch.einsum("bhl,lhd->bhd", weights, place_values)
+        found = found + torch.einsum("bhc,hdc->bhd", weights @ paths.calls, number_values)
+        for nodes, _, values in kinds:
+            summed = weights.new_zeros(batch, HEADS, len(embedded)).scatter_add(2, nodes, weights)
+            found = found + torch.einsum("bhn,nhd->bhd", summed, values)
         return found.reshape(batch, width)
 
 

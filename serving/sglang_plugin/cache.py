@@ -401,7 +401,9 @@ class ForecacheCache(UnifiedRadixCache):
             return
         begin = time.perf_counter_ns()
         if self.shadows is None:
-            self.shadows = Shadows(self.policy, max(self.capacity(tier) for tier in TIERS), self._max_workflows)
+            tier = max(TIERS, key=self.capacity)
+            learned = None if self.learning is None else (self.learning, tier)
+            self.shadows = Shadows(self.policy, self.capacity(tier), self._max_workflows, learned)
         workflow, agent = (identity.workflow, identity.agent) if identity is not None else (None, "")
         space = (req.extra_key, req.cache_salt)
         self.shadows.called(req.rid, workflow, agent, req.origin_input_ids, space, self.clock())

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from serving.benchmark.commands import calibrate, compare, convert, report, validate
+from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
 from serving.config import ModelConfig
@@ -35,7 +35,7 @@ app.add_typer(traces_app, name="traces")
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-for command in (run, report, compare, convert, calibrate, validate, overhead):
+for command in (run, report, hits, compare, convert, calibrate, validate, overhead):
     bench.command(command.__name__)(command)
 
 

@@ -168,3 +168,36 @@ def report(
         return
     print_results(results, Console())
     typer.echo(f"report: {page}")
+
+
+def hits(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders that `replay --out` or `bench run --out` has written.")
+    ],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Title of a folder's lines, in their order; by default its own name.")
+    ] = None,
+    points: Annotated[
+        str | None, typer.Option(help="Names of each folder's points, by commas; by default their sizes in tokens.")
+    ] = None,
+) -> None:
+    """Print what policies have hit as a table in Markdown, with how much of the way from `lru` to `belady` that is.
+
+    Exit code: 0 printed, 2 a folder cannot be read, or the names do not fit.
+    """
+    from serving.benchmark.hit_table import hit_table, markdown
+    from serving.benchmark.records import RecordsError, read_records
+
+    titles = name or [folder.name for folder in folders]
+    try:
+        if len(titles) != len(folders):
+            raise ValueError(f"--name was given {len(titles)} times for {len(folders)} folders")
+        names = points.split(",") if points else None
+        tables = [
+            hit_table(read_records(folder / "records.jsonl"), title, names)
+            for folder, title in zip(folders, titles, strict=True)
+        ]
+    except (RecordsError, OSError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    typer.echo(markdown(tables))

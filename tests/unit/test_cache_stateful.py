@@ -37,6 +37,7 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("survival", {"form": "multiplicative"}),
     ("ttl", {}),
     ("reuse", {"samples": 2}),
+    ("reuse", {"piecewise": False}),
     ("reuse", {"features": "uses", "residence": 0.2, "strict": True}),
 ]
 

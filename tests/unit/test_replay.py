@@ -256,13 +256,14 @@ class TestSweep:
             costs=COSTS,
             arrivals=[Lanes(1), Lanes(2)],
             device_tokens=[1500, 2500],
-            host_ratio=1.0,
+            host_ratios=[0.0, 1.0],
             rounds=2,
         )
         run_sweep(sweep, tmp_path / "records.jsonl", lambda name, calls, of: None)
         records = read_records(tmp_path / "records.jsonl")
-        assert len(records.points) == 4
-        assert len(records.rounds) == sweep.replays == 4 * 2 * 3
+        assert len(records.points) == 8
+        assert {spec.values["host_tokens"] for spec in records.points.values()} == {0, 1500, 2500}
+        assert len(records.rounds) == 8 * 2 * 3
 
 
 SUITE = {
@@ -331,6 +332,8 @@ class TestCommand:
             (("--workload", "hover", "--calibration", "tpu"), "qwen3-14b-a6000"),
             (("--workload", "hover", "--lanes", "none"), "--lanes"),
             (("--workload", "hover", "-p", "workflows"), "key=value"),
+            (("--workload", "hover", "--host-ratio", "-1"), "--host-ratio"),
+            (("--workload", "hover", "--policy", "reuse:guards=false"), "guards"),
             (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
             (("--workload", "hover", "--rate", "1", "--recorded"), "not both"),
         ],

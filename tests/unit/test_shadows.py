@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from cache_actor.policies import make_policy
 from cache_actor.policies.reuse import Reuse
+from cache_actor.policies.reuse_table import Situation
+from serving.sglang_plugin.reuse import Learning
 from serving.sglang_plugin.shadows import ALTERNATIVES, HYSTERESIS, MAX_CALLS, Shadow, Shadows
 
 CAPACITY = 256 * 8
@@ -52,6 +54,15 @@ class TestShadow:
             model.move_to_end(number)
             if len(model) > capacity:
                 model.popitem(last=False)
+
+    def test_it_begins_with_what_the_engine_has_learned_and_learns_apart(self) -> None:
+        engine = Learning(Reuse(), lambda tier: CAPACITY)
+        engine.tiers["host"].table.learn(Situation("private", 1), 1.0)
+        shadow = Shadow(Reuse(), CAPACITY, 8, 10, (engine, "host"))
+        assert shadow._learning is not None
+        assert shadow._learning.state()["tiers"]["device"] == engine.state()["tiers"]["host"]
+        shadow._learning.tiers["device"].table.learn(Situation("private", 1), 0.0)
+        assert {mean for _, _, mean in engine.state()["tiers"]["host"]} == {1.0}
 
     @pytest.mark.parametrize("policy", ["reuse", *ALTERNATIVES])
     def test_it_holds_no_more_than_its_capacity_and_nothing_stays_locked(self, policy: str) -> None:

@@ -63,7 +63,7 @@ def fresh(request: pytest.FixtureRequest) -> Predictor:
 
 
 class TestForecast:
-    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(batch=st.lists(prefixes(), max_size=5))
     def test_any_batch_gives_distributions_in_which_what_has_ended_stays_ended(
         self, learned: Predictor, batch: list[Prefix]
@@ -75,7 +75,7 @@ class TestForecast:
         assert np.allclose(forecasts.steps.sum(axis=2), 1, atol=1e-4)
         assert (np.diff(forecasts.steps[:, :, -1], axis=1) >= -1e-5).all()
 
-    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(batch=st.lists(prefixes(), min_size=2, max_size=5))
     def test_a_forecast_depends_neither_on_the_batch_nor_on_those_before(
         self, learned: Predictor, batch: list[Prefix]

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_actor.policies import make_policy
@@ -40,7 +40,6 @@ class Traffic:
 
 
 class TestShadow:
-    @settings(deadline=None)
     @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8))
     def test_under_lru_blocks_leave_as_they_were_used(self, calls: list[int], capacity: int) -> None:
         shadow = Shadow(make_policy("lru"), capacity, 1, 10)

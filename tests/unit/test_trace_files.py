@@ -75,7 +75,7 @@ def files(tmp_path: Path) -> Path:
     return tmp_path / "traces"
 
 
-shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 class TestRecords:

@@ -105,7 +105,7 @@ class TestLines:
         assert result.problems[0].place == "line 3"
         assert says in result.problems[0].reason
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=4),

@@ -102,7 +102,7 @@ class TestWorkflows:
         [trace] = result.traces
         assert (trace.workflow, trace.started_at, trace.calls) == ("talk", BEGIN / 1e9 + 0.5, CALLS)
 
-    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
     @given(st.permutations(RUN), st.lists(st.sampled_from(RUN), max_size=4), st.integers(0, 8))
     def test_order_repetitions_and_batches_do_not_matter(
         self, tmp_path: Path, order: list[Any], again: list[Any], cut: int
@@ -248,7 +248,6 @@ class TestForms:
             assert result.bad == 1
             assert str(result.problems[0])
 
-    @settings(deadline=None)
     @given(
         st.recursive(
             st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),

@@ -112,7 +112,10 @@ def _restore(said: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> G
     markov = Markov(int(said["order"]), int(said["memory"]))
     counts, chances = (np.nan_to_num(each).clip(0, 1 << 31) for each in (counts, chances))
     markov.graph.restore(GraphView(names, counts, np.nan_to_num(means), facts, chances))
-    markov.contexts = Contexts.restored(_under("contexts.", arrays), int(said["memory"]))
+    tables = _under("contexts.", arrays)
+    if int(tables["followers"].max(initial=0)) > len(names):
+        raise ValueError(f"a context is followed by agent {tables['followers'].max()} of {len(names)}")
+    markov.contexts = Contexts.restored(tables, int(said["memory"]))
     markov.contexts.reserve(len(names))
     calibration = Calibration(*(tuple(map(float, said["calibration"][field])) for field in ("temperature", "share")))
     return GraphSage(model, calibration, markov, str(said["version"]))

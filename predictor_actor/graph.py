@@ -169,7 +169,7 @@ class CallGraph:
         previous = prefix.numbers[-2]
         if (before := self.agents.get(prefix.agents[-2])) and previous[OUTPUT_TOKENS] > 0:
             self._move(before, LOG_OUTPUT, float(np.log1p(previous[OUTPUT_TOKENS])))
-        pause = float(latest[START_S] - previous[END_S])
+        pause = float(latest[START_S]) - float(previous[END_S])
         if np.isfinite(pause):
             self._move(number, LOG_PAUSE, float(np.log1p(max(pause, 0.0))))
 

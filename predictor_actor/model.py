@@ -247,9 +247,13 @@ class Forecaster(nn.Module):
             parts += [embedded[paths.nodes[:, -2]], self.path(embedded, near, paths)]
         if self.text is not None:
             parts.append(self._read(paths, batch))
-        fused = self.heads(self.fuse(torch.cat(parts, dim=1))).view(batch, HORIZON, hidden)
-        scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden)
-        found: Tensor = torch.einsum("bkh,nkh->bkn", fused, scored) / hidden**0.5
+        fused = self.fuse(torch.cat(parts, dim=1))
+        # A candidate's score is a product of two projections, of the workflow and of the agent. There are fewer agents
+        # than workflows in a batch, so both are applied to the agents.
+        scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden) / hidden**0.5
+        weights = torch.einsum("nko,koi->kni", scored, self.heads.weight.view(HORIZON, hidden, hidden))
+        offsets = torch.einsum("nko,ko->kn", scored, self.heads.bias.view(HORIZON, hidden))
+        found = (fused @ weights.flatten(0, 1).T).view(batch, HORIZON, len(scored)) + offsets
         found = torch.cat([found[:, :, :-1], found[:, :, -1:] + self.end[:, None]], dim=2)
         if "prior" not in self.config.signals:
             return found, found

@@ -80,6 +80,7 @@ def cache_cost(
     """
     from rich.console import Console
 
+    from serving.benchmark import budgets
     from serving.benchmark import cache_cost as cost
     from serving.benchmark.engine_process import EngineProcessError
 
@@ -95,8 +96,37 @@ def cache_cost(
     if as_json:
         typer.echo(json.dumps(figures))
     else:
-        cost.print_table(figures, Console())
-    if check and (names := cost.missed(figures)):
+        budgets.print_table(figures, cost.BUDGETS, Console())
+    if check and (names := budgets.missed(figures, cost.BUDGETS)):
+        typer.echo(f"over budget: {', '.join(names)}", err=True)
+        raise typer.Exit(1)
+
+
+@bench.command("predictor")
+def predictor(
+    rounds: Annotated[int, typer.Option(min=1, help="Batches that a time is the median of.")] = 30,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what forecasting costs: batches, training, memory. A minute or so on generated workflows.
+
+    Exit code: 0 measured, 1 a budget is missed (with --check), 130 interrupted by Ctrl-C.
+    """
+    from rich.console import Console
+
+    from serving.benchmark import budgets
+    from serving.benchmark import predictor_cost as cost
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            figures = cost.measure(rounds, status.update)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(figures))
+    else:
+        budgets.print_table(figures, cost.BUDGETS, Console())
+    if check and (names := budgets.missed(figures, cost.BUDGETS)):
         typer.echo(f"over budget: {', '.join(names)}", err=True)
         raise typer.Exit(1)
 

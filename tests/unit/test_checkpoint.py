@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from predictor_workflows import retry_loops
 
 from predictor_actor.base import prefixes_of
 from predictor_actor.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from predictor_actor.graphsage import GraphSage
 from predictor_actor.model import ModelConfig
 from predictor_actor.train import TrainConfig, train
-from tests.unit.predictor_workflows import retry_loops
 
 PREFIXES = [prefix for trace in retry_loops(3, seed=4) for prefix in prefixes_of(trace)]
 

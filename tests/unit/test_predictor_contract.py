@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from predictor_workflows import retry_loops, trace_of
 
 from predictor_actor.base import HORIZON, PATH_LIMIT, Predictor, Prefix, prefixes_of
 from predictor_actor.baselines import Oracle, Transition, Uniform
 from predictor_actor.graphsage import Calibration, GraphSage
 from predictor_actor.markov import Markov
 from predictor_actor.model import Forecaster, ModelConfig
-from tests.unit.predictor_workflows import retry_loops, trace_of
 
 MAKERS: dict[str, Callable[[], Predictor]] = {
     "uniform": Uniform,

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from predictor_workflows import retry_loops, trace_of
 
 from predictor_actor.base import AgentFacts, WorkflowTrace, prefixes_of
 from predictor_actor.evaluate import outcomes
@@ -15,7 +16,6 @@ from predictor_actor.graphsage import Calibration, GraphSage
 from predictor_actor.markov import Markov
 from predictor_actor.model import ModelConfig, parameter_count
 from predictor_actor.train import TrainConfig, TrainError, calibrate, train
-from tests.unit.predictor_workflows import retry_loops, trace_of
 
 SMALL = TrainConfig(model=ModelConfig(width=16, hidden=32), epochs=12, few_calls=0)
 

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from predictor_workflows import retry_loops, trace_of
 from typer.testing import CliRunner
 
 from predictor_actor.base import prefixes_of
@@ -15,7 +16,6 @@ from predictor_actor.traces import TraceWriter
 from predictor_actor.train import TrainConfig
 from serving.benchmark.predictor_study import MODEL, Study, StudyError, run_study, split
 from serving.cli import app
-from tests.unit.predictor_workflows import retry_loops, trace_of
 
 runner = CliRunner()
 

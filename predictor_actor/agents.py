@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ class Agents:
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._ids

@@ -15,7 +15,7 @@ FOLLOWERS = 6
 # Longer contexts do not fit a key.
 MAX_ORDER = 6
 WAYS = 8
-# Contexts that the table has room for, for each agent; three quarters of it is used in practice.
+# Contexts that the table has room for, for each agent.
 CONTEXTS_PER_AGENT = 16
 _BITS = 10
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

@@ -265,7 +265,7 @@ class Forecaster(nn.Module):
         return torch.where(paths.has_text[:, None], self.text(paths.text), self.no_text)
 
 
-def parameter_count(model: nn.Module, text: bool = False) -> int:
-    """Trained numbers of a model, those that project the text only if asked for."""
+def parameter_count(model: nn.Module) -> int:
+    """Trained numbers of a model, those that project the text apart."""
     named = model.named_parameters()
-    return sum(weights.numel() for name, weights in named if text or not name.startswith(("text", "no_text")))
+    return sum(weights.numel() for name, weights in named if not name.startswith(("text", "no_text")))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import version as distribution_version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,9 @@ from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
 from serving.trace_commands import app as traces_app
 from serving.train_command import train
+
+if TYPE_CHECKING:
+    from serving.benchmark.budgets import Budget
 
 app = typer.Typer(
     help="Forecache: SGLang engines on Ray Serve that keep the KV cache multi-agent workflows will need. "
@@ -80,7 +84,6 @@ def cache_cost(
     """
     from rich.console import Console
 
-    from serving.benchmark import budgets
     from serving.benchmark import cache_cost as cost
     from serving.benchmark.engine_process import EngineProcessError
 
@@ -93,13 +96,7 @@ def cache_cost(
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    if as_json:
-        typer.echo(json.dumps(figures))
-    else:
-        budgets.print_table(figures, cost.BUDGETS, Console())
-    if check and (names := budgets.missed(figures, cost.BUDGETS)):
-        typer.echo(f"over budget: {', '.join(names)}", err=True)
-        raise typer.Exit(1)
+    _beside(cost.BUDGETS, figures, check, as_json)
 
 
 @bench.command("predictor")
@@ -114,7 +111,6 @@ def predictor(
     """
     from rich.console import Console
 
-    from serving.benchmark import budgets
     from serving.benchmark import predictor_cost as cost
 
     try:
@@ -122,11 +118,20 @@ def predictor(
             figures = cost.measure(rounds, status.update)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    _beside(cost.BUDGETS, figures, check, as_json)
+
+
+def _beside(budgets: Sequence[Budget], figures: dict[str, float], check: bool, as_json: bool) -> None:
+    """Prints figures, with their budgets if for people; exit code 1 if one is missed and they are checked."""
+    from rich.console import Console
+
+    from serving.benchmark.budgets import missed, print_table
+
     if as_json:
         typer.echo(json.dumps(figures))
     else:
-        budgets.print_table(figures, cost.BUDGETS, Console())
-    if check and (names := budgets.missed(figures, cost.BUDGETS)):
+        print_table(figures, budgets, Console())
+    if check and (names := missed(figures, budgets)):
         typer.echo(f"over budget: {', '.join(names)}", err=True)
         raise typer.Exit(1)
 

@@ -7,25 +7,16 @@ decoder accepts exactly that: another version, an unknown kind, a missing field 
 
 from __future__ import annotations
 
-import builtins
-import dataclasses
-import functools
-import operator
 import reprlib
-import types
-import typing
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgpack
 
-VERSION = 1
+from cache_actor.codec import MessageError, build, fields_of
+
+VERSION = 2
 MAX_MESSAGE_BYTES = 1 << 20
-
-
-class MessageError(ValueError):
-    """Bytes that are not a message of this version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +92,8 @@ class EnginePlan:
     prefetches: orders, each answered by a receipt.
     policy, parameters: another eviction policy from now on; None leaves it.
     prefetch: another way to prefetch from now on (`off`, `conservative`, `aggressive`); None leaves it.
+    renew: whether the tables that the engine holds are good for as long again as this plan's.
+    priorities: of the coming calls of a workflow, higher first; for an engine that schedules by priority.
     """
 
     plan: int
@@ -111,6 +104,8 @@ class EnginePlan:
     policy: str | None = None
     parameters: dict[str, str | int | float | bool] | None = None
     prefetch: str | None = None
+    renew: bool = False
+    priorities: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +119,24 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """What a workflow has lost of a tier (`device`, `host`) since the last report, in tokens, and why (`retired`,
+    `low_value`, `recency`)."""
+
+    workflow: str
+    tier: str
+    reason: str
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What an engine says of its cache: the receipts since the last report, and its counters and pools in tokens."""
+    """What an engine says of its cache when it is told a plan: what is new since the last report, and how things stand.
+
+    receipts, evictions: since the last report.
+    residency: of the workflows that the plan has tables or orders for, tokens on the device and on the host alone.
+    counters, pools: in tokens, but for those that say otherwise.
+    """
 
     plan: int
     accepted: bool
@@ -133,6 +144,8 @@ class EngineReport:
     receipts: list[Receipt]
     counters: dict[str, int]
     pools: dict[str, int]
+    residency: dict[str, list[int]]
+    evictions: list[Eviction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +171,84 @@ class Told:
     text: str
 
 
-Message = Beat | CallsStarted | EnginePlan | EngineReport | WorkflowsEnded | Ask | Told
+@dataclass(frozen=True, slots=True)
+class CallEvent:
+    """A call of a workflow has begun, or is over (`over`). Counts are tokens.
+
+    at: when, in seconds since 1970 by the engine's machine.
+    prompt_tokens: 0 while it is not known.
+    output_tokens, hit_device, hit_host: known when it is over; 0 for one that failed or was aborted.
+    """
+
+    workflow: str
+    agent: str
+    over: bool
+    at: float
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    hit_device: int = 0
+    hit_host: int = 0
+    parent: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowSeen:
+    """A living workflow as its engine remembers it, for a coordinator that does not.
+
+    agents: who made its latest calls, oldest first.
+    numbers: for each of them tokens of prompt and output, start and end in seconds since 1970; NaN: not known.
+    length: calls in all; `running` of them run.
+    """
+
+    workflow: str
+    parent: str | None
+    agents: list[str]
+    numbers: list[float]
+    length: int
+    running: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What an engine tells the coordinator: all that has happened since the report before.
+
+    engine, epoch: its id, and a number that is another after a restart.
+    number: of the report, one more than that of the one before.
+    applied_plan: the last plan that the engine has applied; 0: none.
+    events: in the order in which they happened.
+    ended: workflows that are over, and how they ended (`final`, `deleted`, `idle`).
+    seen: living workflows, told anew when the coordinator has asked for that.
+    cache: how each plan went that has been answered since the report before.
+    running, waiting: calls.
+    """
+
+    engine: str
+    epoch: int
+    number: int
+    applied_plan: int
+    events: list[CallEvent]
+    ended: dict[str, str]
+    seen: list[WorkflowSeen]
+    cache: list[EngineReport]
+    running: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class SyncAnswer:
+    """What the coordinator answers.
+
+    epoch: of the engine that was answered; another one must not do what the plan says.
+    tell_all: it does not know this engine, or has missed a report: the next one should have all living workflows.
+    plan: None if there is nothing to do.
+    """
+
+    epoch: int
+    tell_all: bool
+    plan: EnginePlan | None
+
+
+Message = Beat | CallsStarted | EnginePlan | EngineReport | WorkflowsEnded | Ask | Told | SyncReport | SyncAnswer
 
 _KINDS: dict[str, type[Message]] = {
     "beat": Beat,
@@ -168,16 +258,15 @@ _KINDS: dict[str, type[Message]] = {
     "ended": WorkflowsEnded,
     "ask": Ask,
     "told": Told,
+    "sync": SyncReport,
+    "sync_answer": SyncAnswer,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}
-_SCALARS = frozenset({str, int, float, bool, types.NoneType})
-
-T = TypeVar("T")
 
 
 def encode(message: Message) -> bytes:
     """One message as bytes; strings that are not valid UTF-8 are refused by msgpack (UnicodeEncodeError)."""
-    packed: bytes = msgpack.packb([VERSION, _NAMES[type(message)], *_fields(message)])
+    packed: bytes = msgpack.packb([VERSION, _NAMES[type(message)], *fields_of(message)])
     return packed
 
 
@@ -200,12 +289,12 @@ def decode(data: bytes) -> Message:
         raise MessageError(f"message version {reprlib.repr(version)}; this build speaks version {VERSION}")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise MessageError(f"unknown message kind {reprlib.repr(kind)}; known: {', '.join(_KINDS)}")
-    return _build(_KINDS[kind], fields)
+    return build(_KINDS[kind], fields)
 
 
 def identity_fields(identity: RequestIdentity) -> list[Any]:
     """An identity as msgpack or JSON values, in the order of the dataclass."""
-    return _fields(identity)
+    return fields_of(identity)
 
 
 def identity_from_fields(fields: object) -> RequestIdentity:
@@ -214,100 +303,4 @@ def identity_from_fields(fields: object) -> RequestIdentity:
     Raises:
         MessageError: fields that do not fit.
     """
-    return _build(RequestIdentity, fields)
-
-
-def _fields(message: Any) -> list[Any]:
-    values = _getter(type(message))(message)  # type: ignore[arg-type]  # a class is hashable
-    return [_plain(value) for value in values]
-
-
-def _plain(value: Any) -> Any:
-    kind = type(value)
-    if kind in _SCALARS or kind is dict:
-        return value
-    return [_plain(one) for one in value] if kind is list else _fields(value)
-
-
-def _build(cls: type[T], values: object) -> T:
-    built: T = _reader(cls)(values, cls.__name__)  # type: ignore[arg-type]  # a class is hashable
-    return built
-
-
-# The scheduler decodes identities, one or more a call: what can be worked out of a type once is.
-
-
-@functools.cache
-def _getter(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
-    names = [field.name for field in dataclasses.fields(cls)]
-    if len(names) == 1:
-        return lambda message: (getattr(message, names[0]),)
-    return operator.attrgetter(*names)
-
-
-@functools.cache
-def _reader(hint: Any) -> Callable[[Any, str], Any]:
-    """What makes a value of the type that `hint` names, exactly: no bool for an int, no int for a float."""
-    if dataclasses.is_dataclass(hint):
-        return _dataclass_reader(hint)
-    if isinstance(hint, types.UnionType):
-        return _union_reader(typing.get_args(hint))
-    inner = [_reader(one) for one in typing.get_args(hint)]
-    match typing.get_origin(hint), inner:
-        case builtins.list, [item]:
-
-            def read(value: Any, where: str) -> Any:
-                if type(value) is not list:
-                    raise _misfit(value, where)
-                return [item(one, where) for one in value]
-
-        case builtins.dict, [key, item]:
-
-            def read(value: Any, where: str) -> Any:
-                if type(value) is not dict:
-                    raise _misfit(value, where)
-                return {key(name, where): item(one, where) for name, one in value.items()}
-
-        case _:
-
-            def read(value: Any, where: str) -> Any:
-                if type(value) is not hint:
-                    raise _misfit(value, where)
-                return value
-
-    return read
-
-
-def _union_reader(hints: tuple[Any, ...]) -> Callable[[Any, str], Any]:
-    """Of the alternatives no two are the same type on the wire."""
-    readers = {_wire_type(hint): _reader(hint) for hint in hints}
-
-    def read(value: Any, where: str) -> Any:
-        reader = readers.get(type(value))
-        if reader is None:
-            raise _misfit(value, where)
-        return reader(value, where)
-
-    return read
-
-
-def _wire_type(hint: Any) -> Any:
-    return list if dataclasses.is_dataclass(hint) else typing.get_origin(hint) or hint
-
-
-def _dataclass_reader(cls: Any) -> Callable[[Any, str], Any]:
-    hints = typing.get_type_hints(cls)
-    fields = dataclasses.fields(cls)
-    readers = [_reader(hints[field.name]) for field in fields]
-    places = [f"{cls.__name__}.{field.name}" for field in fields]
-
-    def read(values: Any, where: str) -> Any:
-        if type(values) is not list or len(values) != len(readers):
-            raise MessageError(f"{cls.__name__} is a list of {len(readers)} fields, not {reprlib.repr(values)}")
-        return cls(*[reader(value, place) for reader, value, place in zip(readers, values, places, strict=True)])
-
-    return read
-
-
-def _misfit(value: Any, where: str) -> MessageError:
-    return MessageError(f"{where} cannot be {reprlib.repr(value)}")
+    return build(RequestIdentity, fields)

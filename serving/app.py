@@ -9,6 +9,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
+from cache_actor.coordinator import CacheCoordinator
 from serving.config import AppConfig, DeploymentConfig
 from serving.engine import EngineReplica
 from serving.engine_args import config_arguments
@@ -18,16 +19,20 @@ from serving.sglang_plugin.detect import default_device
 
 ENGINE = "EngineReplica"
 INGRESS = "Ingress"
+COORDINATOR = "CacheCoordinator"
 _HEALTH_CHECK_TIMEOUT_S = 30
+# Each has one report under way at a time.
+_MOST_ENGINES = 4096
 
 
 def build_app(args: AppConfig) -> serve.Application:
-    """The application: one ingress over `num_replicas` engines.
+    """The application: one ingress over `num_replicas` engines, and the coordinator that they report to.
 
     Raises:
         EngineArgumentError: an `engine:` argument that SGLang does not take, before anything is started.
     """
-    engines = serve.deployment(EngineReplica, name=ENGINE).options(**engine_options(args)).bind(args)
+    coordinator = coordinator_of(args)
+    engines = serve.deployment(EngineReplica, name=ENGINE).options(**engine_options(args)).bind(args, coordinator)
     ingress = serve.deployment(Ingress, name=INGRESS).options(
         num_replicas=1,
         max_ongoing_requests=2 * args.limits.max_inflight_requests,
@@ -35,7 +40,22 @@ def build_app(args: AppConfig) -> serve.Application:
         health_check_period_s=args.health.check_period_s,
         graceful_shutdown_timeout_s=args.deployment.graceful_shutdown_timeout_s,
     )
-    return ingress.bind(args, engines, args.model.served_name)
+    return ingress.bind(args, engines, args.model.served_name, coordinator)
+
+
+def coordinator_of(config: AppConfig) -> serve.Application | None:
+    """The coordinator; None if it is disabled, or the engines' cache could not do what it says."""
+    if not config.coordinator.enabled or config.cache.backend != "forecache":
+        return None
+    coordinator = serve.deployment(CacheCoordinator, name=COORDINATOR).options(
+        num_replicas=1,
+        max_ongoing_requests=_MOST_ENGINES,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=config.health.check_period_s,
+        health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
+        graceful_shutdown_timeout_s=1.0,
+    )
+    return coordinator.bind(config.coordinator, None, config.identity.idle_timeout_s)
 
 
 def engine_options(config: AppConfig) -> dict[str, Any]:

@@ -30,6 +30,20 @@ class EngineQuery:
     engine: str
 
 
+@dataclass(slots=True)
+class Usage:
+    """What a call has cost so far, in tokens.
+
+    began: whether it was valid and went to the engine.
+    """
+
+    began: bool = False
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    hit_device: int = 0
+    hit_host: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """The first thing an engine answers. With media type SSE more chunks (`bytes`) follow; else this is all."""

@@ -14,6 +14,7 @@ from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
 from serving.config import ModelConfig
 from serving.config_reference import reference
+from serving.coordinator_view import coordinator, top, why
 from serving.demo import demo
 from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
@@ -33,6 +34,9 @@ app = typer.Typer(
 app.command("demo")(demo)
 app.command("replay")(replay)
 app.command("train")(train)
+app.command("top")(top)
+app.command("why")(why)
+app.command("coordinator")(coordinator)
 app.add_typer(engine_app, name="engine")
 app.add_typer(traces_app, name="traces")
 
@@ -116,6 +120,36 @@ def predictor(
     try:
         with Console(stderr=True).status("starting") as status:
             figures = cost.measure(rounds, status.update)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    _beside(cost.BUDGETS, figures, check, as_json)
+
+
+@bench.command("coordinator")
+def coordinator_cost(
+    engines: Annotated[int, typer.Option(min=1, help="Made-up engines, with 200 workflows each.")] = 64,
+    duration: Annotated[float, typer.Option(min=5, help="Seconds.")] = 60,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the coordinator: a real one with a real predictor, and made-up engines that report 5 times a second.
+
+    Exit code: 0 measured, 1 a budget is missed (with --check), 130 interrupted by Ctrl-C.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from serving.benchmark import coordinator_cost as cost
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("starting", total=1.0)
+
+            def told(share: float, text: str) -> None:
+                bar.update(task, completed=share, description=text)
+
+            figures = cost.measure(cost.Load(engines, duration), told)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     _beside(cost.BUDGETS, figures, check, as_json)

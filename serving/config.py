@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.policies import make_policy
 
 
@@ -207,3 +208,4 @@ class AppConfig(StrictModel):
     identity: IdentityConfig = Field(default_factory=IdentityConfig)
     cache: CacheConfig = Field(default_factory=CacheConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
+    coordinator: CoordinatorConfig = Field(default_factory=lambda: CoordinatorConfig())

@@ -9,21 +9,35 @@ from collections.abc import Awaitable, Callable
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from cache_actor.workflows import EndReason, Workflow
+
 logger = logging.getLogger("forecache")
 
 # All ways in which a handle says that an engine does not answer: it is gone, full, being replaced, or it has failed.
 ENGINE_LOST = (RayError, RayServeException, TimeoutError)
 
 
-async def tell_ends(ended: asyncio.Queue[tuple[str, str]], tell: Callable[[str, list[str]], Awaitable[None]]) -> None:
-    """Passes on (engine, workflow) pairs for ever, one after the other.
+async def tell_ends(
+    ended: asyncio.Queue[tuple[str, str, str]], tell: Callable[[str, dict[str, str]], Awaitable[None]]
+) -> None:
+    """Passes on (engine, workflow, how it ended) for ever, one after the other.
 
     An end that an engine cannot be told is dropped: an engine that is gone has forgotten its workflows, and one that
     lives lets those without calls go by age.
     """
     while True:
-        engine, workflow = await ended.get()
+        engine, workflow, how = await ended.get()
         try:
-            await tell(engine, [workflow])
+            await tell(engine, {workflow: how})
         except ENGINE_LOST as error:
             logger.warning("forecache: engine %s was not told of an end (%s)", engine, type(error).__name__)
+
+
+_HOW = {EndReason.FINAL: "final", EndReason.REQUESTED: "deleted"}
+
+
+def how_it_ended(workflow: Workflow | None) -> str:
+    """As `SyncReport.ended` has it; one that is forgotten already was idle for longest."""
+    if workflow is None or workflow.end_reason is None:
+        return "idle"
+    return _HOW.get(workflow.end_reason, "idle")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import multiprocessing.connection
@@ -17,8 +18,10 @@ import psutil
 from ray import serve
 
 from cache_actor.messages import Beat, CallsStarted, CallStarted, encode
-from serving.calls import EngineCall, EngineQuery, Reply
+from serving.call_log import CallLog
+from serving.calls import EngineCall, EngineQuery, Reply, Usage
 from serving.config import AppConfig
+from serving.coordination import MIDDLE_PRIORITY, Coordination
 from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
 from serving.learned import LearnedFile
@@ -43,9 +46,10 @@ class EngineReplica:
     exits, so that Ray Serve starts another and no router sends more here.
     """
 
-    def __init__(self, config: AppConfig) -> None:
+    def __init__(self, config: AppConfig, coordinator: Any = None) -> None:
         log_through_serve()
         self._config = config
+        self._coordinator = coordinator
         self._loop = asyncio.get_running_loop()
         self._engine_id: str = serve.get_replica_context().replica_id.unique_id
         self._calls: dict[str, Parts] = {}
@@ -69,7 +73,15 @@ class EngineReplica:
         self._engine = start_engine(self._config, self._engine_id, channel, self._plans.address, self._run_directory)
         self._api = openai_api(self._engine, self._config, self._engine_id)
         self._health = EngineHealth(self._config.health, time.monotonic())
-        works = (self._read_events(), self._monitor(), self._keep_learned())
+        works = [self._read_events(), self._monitor(), self._keep_learned()]
+        self._coordination = None
+        if self._coordinator is not None:
+            log = CallLog(self._engine_id, time.time_ns() // 1_000_000, self._config.cache.max_workflows)
+            self._coordination = Coordination(
+                self._config.coordinator, self._coordinator, log, self._plans, self._health.load
+            )
+            works.append(self._coordination.run())
+        self._by_priority = bool(self._config.engine.get("enable_priority_scheduling"))
         self._tasks = [self._loop.create_task(work) for work in works]
         processes = multiprocessing.active_children()
         threading.Thread(target=self._watch, args=(processes,), name="forecache-watch", daemon=True).start()
@@ -99,6 +111,9 @@ class EngineReplica:
             **self._health.snapshot(),
             "pids": [process.pid for process in multiprocessing.active_children()],
             "cache": await self._figures(),
+            "coordinator": None
+            if self._coordination is None
+            else {"connected": self._coordination.connected, **self._coordination.counts},
         }
 
     async def _figures(self) -> dict[str, Any] | None:
@@ -122,9 +137,12 @@ class EngineReplica:
         """
         return encode(await self._plans.apply(data))
 
-    async def end_workflows(self, query: EngineQuery, workflows: list[str]) -> None:
-        """These workflows are over: what only they used goes first from now on."""
-        self._plans.end(workflows)
+    async def end_workflows(self, query: EngineQuery, workflows: dict[str, str]) -> None:
+        """These workflows are over (`final`, `deleted`, `idle`): what only they used goes first from now on."""
+        self._plans.end(list(workflows))
+        if self._coordination is not None:
+            for workflow, how in workflows.items():
+                self._coordination.ended(workflow, how)
 
     async def ask(self, query: EngineQuery, what: str) -> dict[str, Any]:
         """What the engine's cache says to `figures`, `dump` or `check`."""
@@ -146,14 +164,26 @@ class EngineReplica:
             raise RuntimeError(problem)
 
     async def _pump(self, call: EngineCall, parts: Parts) -> None:
+        usage, coordination, identity = Usage(), self._coordination, call.identity
+
+        def begun(prompt_tokens: int) -> None:
+            if coordination is not None:
+                coordination.began(identity, prompt_tokens)
+
+        priority = MIDDLE_PRIORITY if coordination is None else coordination.priority(identity.workflow)
         try:
-            async for part in self._api.answer(call):
-                parts.put(part)
+            async with contextlib.aclosing(
+                self._api.answer(call, usage, begun, priority if self._by_priority else None)
+            ) as answer:
+                async for part in answer:
+                    parts.put(part)
         except Exception:
             logger.exception("forecache engine %s: call %s failed", self._engine_id, call.rid)
             parts.fail(ApiError(500, "the engine failed to answer; its log has the reason"), self._api.error_reply)
         finally:
             parts.end()
+            if usage.began and coordination is not None:
+                coordination.over(identity, usage)
 
     async def _read_events(self) -> None:
         async for message in self._events.messages():

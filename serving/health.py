@@ -73,6 +73,11 @@ class EngineHealth:
                 )
         return None
 
+    def load(self) -> tuple[int, int]:
+        """Calls running and waiting in the scheduler of rank 0."""
+        newest = self.snapshot()
+        return newest["running"], newest["waiting"]
+
     def snapshot(self) -> dict[str, int]:
         """The newest figures of rank 0: calls running and waiting in the scheduler, forwards so far."""
         beat = next((rank.beat for rank in self._ranks.values() if rank.beat.rank == 0), None)

@@ -21,11 +21,12 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect
 
 from cache_actor.messages import RequestIdentity
+from cache_actor.planner import MODES
 from cache_actor.workflows import State, Workflow, WorkflowRegistry
 from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
-from serving.ends import ENGINE_LOST, tell_ends
+from serving.ends import ENGINE_LOST, how_it_ended, tell_ends
 from serving.errors import ApiError, engine_down, invalid_request
 from serving.http import CallStream, identity_headers, new_api, read_json
 from serving.identity import Identified, clean_id, identify
@@ -47,6 +48,7 @@ _NOT_THE_CLIENTS = (
     "session_params",
 )
 _EXPIRE_PERIOD_S = 1.0
+_COORDINATOR_LIMIT_S = 5.0
 CACHE_QUESTIONS = ("figures", "dump", "check")
 
 api = new_api()
@@ -56,11 +58,14 @@ api = new_api()
 class Ingress:
     """One replica. It holds the registry of workflows, so there is one of it."""
 
-    def __init__(self, config: AppConfig, engines: DeploymentHandle, placement: str) -> None:
+    def __init__(
+        self, config: AppConfig, engines: DeploymentHandle, placement: str, coordinator: DeploymentHandle | None = None
+    ) -> None:
         log_through_serve()
         self._config = config
         self._engines = engines.options(stream=True)
         self._queries = engines
+        self._coordinator = coordinator
         self._placement: Placement = placement_named(
             placement, config.router.overload_bound, config.identity.max_workflows
         )
@@ -69,7 +74,7 @@ class Ingress:
         self._created = int(time.time())
         self._inflight = 0
         loop = asyncio.get_running_loop()
-        self._ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self._ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         # Ends are told from a task of their own, not from within a request: see `engines`.
         work = (self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end))
         self._tasks = [loop.create_task(one) for one in work]
@@ -122,6 +127,33 @@ class Ingress:
             raise self._down(f"it does not answer ({type(error).__name__})") from error
         return answer
 
+    @api.get("/v1/coordinator")
+    async def coordinator(self) -> dict[str, Any]:
+        status: dict[str, Any] = await self._ask_coordinator("status")
+        return status
+
+    @api.post("/v1/coordinator")
+    async def switch_coordinator(self, request: Request) -> dict[str, Any]:
+        mode = (await read_json(request, self._config.limits.max_body_bytes)).get("mode")
+        if mode not in MODES:
+            raise invalid_request(f"mode cannot be {mode!r}; choose from {', '.join(MODES)}", param="mode")
+        return {"mode": await self._ask_coordinator("switch", mode)}
+
+    @api.get("/v1/coordinator/workflows")
+    async def forecasts(self, limit: int = 20) -> dict[str, Any]:
+        if not 1 <= limit <= 1000:
+            raise invalid_request(f"limit cannot be {limit}; it is from 1 to 1000", param="limit")
+        return {"object": "list", "data": await self._ask_coordinator("workflows", limit)}
+
+    @api.get("/v1/coordinator/workflows/{workflow_id:path}")
+    async def why(self, workflow_id: str) -> dict[str, Any]:
+        found: dict[str, Any] | None = await self._ask_coordinator("workflow", clean_id(workflow_id) or workflow_id)
+        if found is None:
+            raise ApiError(
+                404, f"the coordinator knows no workflow {workflow_id!r}", "workflow_not_found", "workflow_id"
+            )
+        return found
+
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
         if state is not None and state not in list(State):
@@ -145,6 +177,21 @@ class Ingress:
         self._registry.end(workflow.id, time.monotonic())
         self._release_ended()
         return self._workflow(workflow)
+
+    async def _ask_coordinator(self, what: str, *arguments: Any) -> Any:
+        if self._coordinator is None:
+            reason = "there is no coordinator: coordinator.enabled is false, or cache.backend is sglang"
+            raise ApiError(404, reason, "no_coordinator")
+        try:
+            async with asyncio.timeout(_COORDINATOR_LIMIT_S):
+                return await getattr(self._coordinator, what).remote(*arguments)
+        except ENGINE_LOST as error:
+            raise ApiError(
+                503,
+                f"the coordinator does not answer ({type(error).__name__}); engines go on without it",
+                "coordinator_unavailable",
+                retry_after_s=self._config.limits.retry_after_s,
+            ) from error
 
     async def _call(self, kind: Kind, request: Request) -> Response:
         request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
@@ -259,7 +306,8 @@ class Ingress:
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
             if engine := self._placement.engine_of(workflow_id):
-                self._ended.put_nowait((engine, workflow_id))
+                workflow = self._registry.get(workflow_id)
+                self._ended.put_nowait((engine, workflow_id, how_it_ended(workflow)))
             self._placement.release(workflow_id)
 
     async def _expire(self) -> None:
@@ -272,7 +320,7 @@ class Ingress:
         """Serve makes the router at the first request; until then nobody here would know of any engine."""
         await self._queries.status.remote(EngineQuery("any"))
 
-    async def _tell_end(self, engine: str, workflows: list[str]) -> None:
+    async def _tell_end(self, engine: str, workflows: dict[str, str]) -> None:
         await self._queries.end_workflows.remote(EngineQuery(engine), workflows)
 
     def _known(self, workflow_id: str) -> Workflow:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
-from serving.calls import JSON, SSE, EngineCall, Kind, Reply
+from serving.calls import JSON, SSE, EngineCall, Kind, Reply, Usage
 from serving.errors import ApiError, invalid_request, sse_event
 from serving.sglang_plugin.recorder import kv_hints
 from serving.validation import validated
@@ -50,11 +50,19 @@ _SSE_USAGE = '"prompt_tokens_details":{'
 class CallContext:
     """Stands where SGLang expects the HTTP request: it carries the call down and what became of it up.
 
-    `cached` holds, for each sequence of the call, its cached prompt tokens by tier.
+    Attributes:
+        usage: filled in as the call goes.
+        on_begun: told once, when the call goes to the engine, how long its prompt is; 0 if that is not known yet.
+        priority: of a call whose client gave none; None: the engine does not schedule by priority.
+        cached: for each sequence of the call, its cached prompt tokens by tier.
     """
 
     call: EngineCall
+    usage: Usage = field(default_factory=Usage)
+    on_begun: Callable[[int], object] = lambda tokens: None
+    priority: int | None = None
     cached: dict[int, dict[str, int]] = field(default_factory=dict)
+    _lengths: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -68,10 +76,32 @@ class CallContext:
     def note(self, output: dict[str, Any], position: int) -> None:
         """Takes the split from one output of the tokenizer manager; without HiCache all hits are on the device."""
         meta = output.get("meta_info") or {}
+        self._lengths[output.get("index", position)] = meta.get("prompt_tokens", 0), meta.get("completion_tokens", 0)
         split = meta.get("cached_tokens_details") or {"device": meta.get("cached_tokens", 0)}
         self.cached[output.get("index", position)] = {
             tier: count for tier, count in split.items() if isinstance(count, int)
         }
+
+    def begin(self, adapted: Any) -> None:
+        """The call is valid and goes to the engine as `adapted`: puts id and identity there, over whatever the client
+        sent, and a priority if it sent none."""
+        adapted.rid = self.call.rid
+        adapted.kv_hints = kv_hints(self.call.identity, self.call.rid)
+        if adapted.priority is None:
+            adapted.priority = self.priority
+        ids = adapted.input_ids or ()
+        self.usage.prompt_tokens = sum(len(one) if isinstance(one, list) else 1 for one in ids)
+        self.usage.began = True
+        self.on_begun(self.usage.prompt_tokens)
+
+    def settle(self) -> None:
+        """The call is over, in whatever way: what is known of its cost is final."""
+        usage, split = self.usage, self.split()
+        n = self.call.body.get("n") or 1
+        prompts = [prompt for position, (prompt, _) in self._lengths.items() if position % n == 0]
+        usage.prompt_tokens = sum(prompts) or usage.prompt_tokens
+        usage.output_tokens = sum(output for _, output in self._lengths.values())
+        usage.hit_device, usage.hit_host = split["device"], split["host"]
 
     def split(self) -> dict[str, int]:
         """Cached prompt tokens by tier, over the call's prompts; the `n` answers to one prompt count once."""
@@ -99,14 +129,16 @@ class _Chat(OpenAIServingChat):
     def _convert_to_internal_request(self, request: Any, raw_request: Any = None) -> tuple[Any, Any]:
         with _clients_fault():
             adapted, processed = super()._convert_to_internal_request(request, raw_request)
-        return _with_identity(adapted, raw_request.call), processed
+        raw_request.begin(adapted)
+        return adapted, processed
 
 
 class _Completion(OpenAIServingCompletion):
     def _convert_to_internal_request(self, request: Any, raw_request: Any = None) -> tuple[Any, Any]:
         with _clients_fault():
             adapted, processed = super()._convert_to_internal_request(request, raw_request)
-        return _with_identity(adapted, raw_request.call), processed
+        raw_request.begin(adapted)
+        return adapted, processed
 
 
 @contextlib.contextmanager
@@ -119,13 +151,6 @@ def _clients_fault() -> Iterator[None]:
     except Exception as error:
         logger.warning("forecache: a request could not be prepared", exc_info=error)
         raise ValueError(f"the request cannot be prepared for the model: {type(error).__name__}: {error}") from error
-
-
-def _with_identity(adapted: Any, call: EngineCall) -> Any:
-    """Puts the call's id and identity into an internal request, over whatever the client had sent there."""
-    adapted.rid = call.rid
-    adapted.kv_hints = kv_hints(call.identity, call.rid)
-    return adapted
 
 
 class OpenAIApi:
@@ -147,9 +172,20 @@ class OpenAIApi:
             "completion": (CompletionRequest, _Completion(tokenizer_manager, template_manager)),
         }
 
-    async def answer(self, call: EngineCall) -> AsyncIterator[Reply | bytes]:
-        """A `Reply`, then for a stream its further chunks. Errors are replies, too."""
-        context = CallContext(call)
+    async def answer(
+        self,
+        call: EngineCall,
+        usage: Usage | None = None,
+        on_begun: Callable[[int], object] = lambda tokens: None,
+        priority: int | None = None,
+    ) -> AsyncGenerator[Reply | bytes, None]:
+        """A `Reply`, then for a stream its further chunks. Errors are replies, too.
+
+        Args:
+            usage: filled in as the call goes, and final when this ends.
+            on_begun, priority: as `CallContext` has them.
+        """
+        context = CallContext(call, usage or Usage(), on_begun, priority)
         try:
             request_class, handler = self._handlers[call.kind]
             request = validated(request_class, call.body, self._vocab_size)
@@ -166,6 +202,8 @@ class OpenAIApi:
             yield Reply(200, JSON, self._engine_id, orjson.dumps(body))
         except ApiError as error:
             yield self.error_reply(error)
+        finally:
+            context.settle()
 
     def error_reply(self, error: ApiError) -> Reply:
         return Reply(error.status, JSON, self._engine_id, orjson.dumps(error.body()), retry_after_s=error.retry_after_s)

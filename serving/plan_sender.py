@@ -9,12 +9,12 @@ from typing import Any
 
 import zmq
 
+from cache_actor.codec import MessageError
 from cache_actor.messages import (
     Ask,
     EnginePlan,
     EngineReport,
     Message,
-    MessageError,
     Told,
     WorkflowsEnded,
     decode,
@@ -51,6 +51,10 @@ class PlanSender:
         plan = decode(data)
         if not isinstance(plan, EnginePlan):
             raise MessageError(f"a plan was expected, not {type(plan).__name__}")
+        return await self.carry_out(plan)
+
+    async def carry_out(self, plan: EnginePlan) -> EngineReport:
+        """Sends a plan and waits for its report. Raises as `apply`."""
         report: EngineReport = await self._answer_to(plan, EngineReport, plan.plan)
         return report
 

@@ -31,6 +31,8 @@ class Contestant:
         prefetch: what is done with the forecasts beside ordering victims.
         session_refs: SGLang's own preference for evicting what no open session refers to.
         unlimited: nothing is ever evicted: the floor.
+        coordinator: the whole system decides: coordinator and predictor run beside the engines, and nobody tells them
+            the future. `trained`: the predictor begins with what it has learned of other workflows of the kind.
         clairvoyant: victims by the true next use of every node (Belady), which only a replay can know.
     """
 
@@ -44,6 +46,8 @@ class Contestant:
     session_refs: bool = False
     unlimited: bool = False
     clairvoyant: bool = False
+    coordinator: bool = False
+    trained: bool = False
 
 
 _PLAIN: dict[str, dict[str, Any]] = {
@@ -63,6 +67,8 @@ _PLAIN: dict[str, dict[str, Any]] = {
     "reuse-uniform": {"policy": "reuse", "forecasts": "uniform"},
     "reuse-markov": {"policy": "reuse", "forecasts": "markov"},
     "reuse-oracle": {"policy": "reuse", "forecasts": "oracle"},
+    "forecache": {"policy": "reuse", "prefetch": "conservative", "coordinator": True},
+    "forecache-trained": {"policy": "reuse", "prefetch": "conservative", "coordinator": True, "trained": True},
     "belady": {"clairvoyant": True},
     "unlimited": {"policy": "lru", "unlimited": True},
 }

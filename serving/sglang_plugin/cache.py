@@ -11,7 +11,7 @@ import logging
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
 from serving.sglang_plugin.ghosts import Ghosts
 from serving.sglang_plugin.ledger import Ledger, Memory, Owner
+from serving.sglang_plugin.losses import Losses
 from serving.sglang_plugin.order import VictimQueue
 from serving.sglang_plugin.pieces import PIECES, kept
 from serving.sglang_plugin.pools import Pools
@@ -92,6 +93,7 @@ class ForecacheCache(UnifiedRadixCache):
         self.clock = clock or (lambda: self._now)
         self.counters: Counter[str] = Counter()
         self.ghosts = Ghosts()
+        self._losses = Losses()
         self.applied_plan = 0
         self._tables_until: dict[str, float] = {}
         self._early_tables: OrderedDict[str, tuple[dict[str, int], float]] = OrderedDict()
@@ -205,8 +207,16 @@ class ForecacheCache(UnifiedRadixCache):
             self.end_workflow(workflow)
         for workflow, table in plan.tables.items():
             self._take_table(workflow, table, until)
+        if plan.renew:
+            self._renew(until)
         self.prefetcher.accept(plan.prefetches, until)
-        return self.report(plan.plan)
+        return self.report(plan.plan, told=[*plan.tables, *(order.workflow for order in plan.prefetches)])
+
+    def _renew(self, until: float) -> None:
+        """The tables that are held are good until then."""
+        self._tables_until = dict.fromkeys(self._tables_until, until)
+        for workflow, (table, _) in self._early_tables.items():
+            self._early_tables[workflow] = table, until
 
     def _take_table(self, workflow: str, table: dict[str, int] | None, until: float) -> None:
         """Values until a time; those of a workflow that has made no call here are kept for its first."""
@@ -226,10 +236,19 @@ class ForecacheCache(UnifiedRadixCache):
             if len(self._early_tables) > self._max_workflows:
                 self._early_tables.popitem(last=False)
 
-    def report(self, plan: int, refused: str = "") -> EngineReport:
-        """What has become of the cache, with the receipts that nobody has seen yet."""
-        receipts = self.prefetcher.take_receipts()
-        return EngineReport(plan, not refused, refused, receipts, self._counters(), self.pools.report())
+    def report(self, plan: int, refused: str = "", told: Iterable[str] = ()) -> EngineReport:
+        """What has become of the cache, with the receipts and losses that nobody has seen yet, and what the workflows
+        that were `told` of hold."""
+        return EngineReport(
+            plan,
+            not refused,
+            refused,
+            self.prefetcher.take_receipts(),
+            self._counters(),
+            self.pools.report(),
+            self.pools.residency(told),
+            self._losses.take(),
+        )
 
     def figures(self) -> dict[str, Any]:
         """For people who look: the policy, counters and pools, in tokens."""
@@ -450,6 +469,7 @@ class ForecacheCache(UnifiedRadixCache):
         entry = node.entry
         reason = "retired" if self.ledger.is_retired(entry) else "low_value" if entry.tables else "recency"
         self.counters[f"evicted_{tier}_{reason}"] += len(node.key)
+        self._losses.lost(entry, tier, reason, len(node.key))
         self._under_pressure = self._under_pressure or reason != "retired"
         if tier == "device":
             self.prefetcher.lost(node)

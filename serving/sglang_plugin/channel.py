@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator
 import zmq
 import zmq.asyncio
 
-from cache_actor.messages import Message, MessageError, decode, encode
+from cache_actor.codec import MessageError
+from cache_actor.messages import Message, decode, encode
 
 ADDRESS_VARIABLE = "FORECACHE_CHANNEL"
 HIGH_WATER_MARK = 10_000

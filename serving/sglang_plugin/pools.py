@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from serving.sglang_plugin.cache import ForecacheCache
@@ -39,6 +40,20 @@ class Pools:
             self._occupancy = self.occupancy()
             self._next_occupancy = now + max(MIN_OCCUPANCY_AGE_S, 50 * (time.monotonic() - now))
         return pools | self._occupancy
+
+    def residency(self, workflows: Iterable[str]) -> dict[str, list[int]]:
+        """Tokens on the device and on the host alone of each workflow that is active here. O(their nodes)."""
+        ledger = self._cache.ledger
+        found: dict[str, list[int]] = {}
+        for workflow in workflows:
+            owner = ledger.owners.get(workflow)
+            if owner is None or workflow in found:
+                continue
+            found[workflow] = tiers = [0, 0]
+            nodes: Iterable[Any] = ledger.nodes_of(owner)
+            for node in nodes:
+                tiers[node.evicted] += len(node.key)
+        return found
 
     def occupancy(self) -> dict[str, int]:
         """Tokens by tier and by what they are: of living workflows (`active`), `retired` or neither (`dormant`: anchors

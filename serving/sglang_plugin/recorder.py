@@ -13,12 +13,12 @@ import sys
 import time
 from typing import Any
 
+from cache_actor.codec import MessageError
 from cache_actor.messages import (
     Beat,
     CallsStarted,
     CallStarted,
     Message,
-    MessageError,
     RequestIdentity,
     identity_fields,
     identity_from_fields,

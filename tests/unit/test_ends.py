@@ -29,22 +29,22 @@ LOST = [
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 async def test_the_next_end_is_told_after_one_that_could_not_be(error: Exception) -> None:
-    ended: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-    told: list[tuple[str, list[str]]] = []
+    ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
+    told: list[tuple[str, dict[str, str]]] = []
     both = asyncio.Event()
 
-    async def tell(engine: str, workflows: list[str]) -> None:
+    async def tell(engine: str, workflows: dict[str, str]) -> None:
         told.append((engine, workflows))
         if engine == "lost":
             raise error
         both.set()
 
-    ended.put_nowait(("lost", "w1"))
-    ended.put_nowait(("well", "w2"))
+    ended.put_nowait(("lost", "w1", "final"))
+    ended.put_nowait(("well", "w2", "idle"))
     task = asyncio.create_task(tell_ends(ended, tell))
     waiting = asyncio.create_task(both.wait())
     await asyncio.wait({task, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-    assert told == [("lost", ["w1"]), ("well", ["w2"])]
+    assert told == [("lost", {"w1": "final"}), ("well", {"w2": "idle"})]
     assert not task.done()
     for one in (task, waiting):
         one.cancel()

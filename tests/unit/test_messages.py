@@ -12,21 +12,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_actor.codec import MessageError
 from cache_actor.messages import (
     MAX_MESSAGE_BYTES,
     VERSION,
     Ask,
     Beat,
+    CallEvent,
     CallsStarted,
     CallStarted,
     EnginePlan,
     EngineReport,
+    Eviction,
     Message,
-    MessageError,
     PrefetchOrder,
     Receipt,
     RequestIdentity,
+    SyncAnswer,
+    SyncReport,
     Told,
+    WorkflowSeen,
     WorkflowsEnded,
     decode,
     encode,
@@ -55,23 +60,55 @@ FIGURES = st.dictionaries(SHORT, COUNTS, max_size=4)
 PARAMETERS = st.dictionaries(SHORT, st.booleans() | INTEGERS | FLOATS | SHORT, max_size=4)
 ORDERS = st.builds(PrefetchOrder, COUNTS, SHORT, SHORT, INTEGERS, COUNTS)
 RECEIPTS = st.builds(Receipt, COUNTS, SHORT, COUNTS, SHORT)
+EVICTIONS = st.builds(Eviction, SHORT, SHORT, SHORT, COUNTS)
+PLANS = st.builds(
+    EnginePlan,
+    plan=COUNTS,
+    time_to_live_s=FLOATS,
+    ends=st.lists(SHORT, max_size=4),
+    tables=TABLES,
+    prefetches=st.lists(ORDERS, max_size=4),
+    policy=st.none() | SHORT,
+    parameters=st.none() | PARAMETERS,
+    prefetch=st.none() | SHORT,
+    renew=st.booleans(),
+    priorities=st.none() | st.dictionaries(SHORT, INTEGERS, max_size=4),
+)
+RESIDENCY = st.dictionaries(SHORT, st.lists(COUNTS, max_size=3), max_size=3)
+REPORTS = st.builds(
+    EngineReport,
+    COUNTS,
+    st.booleans(),
+    NAMES,
+    st.lists(RECEIPTS, max_size=4),
+    FIGURES,
+    FIGURES,
+    RESIDENCY,
+    st.lists(EVICTIONS, max_size=3),
+)
+EVENTS = st.builds(CallEvent, SHORT, SHORT, st.booleans(), FLOATS, COUNTS, COUNTS, COUNTS, COUNTS, st.none() | SHORT)
+SEEN = st.builds(
+    WorkflowSeen, SHORT, st.none() | SHORT, st.lists(SHORT, max_size=3), st.lists(FLOATS, max_size=6), COUNTS, COUNTS
+)
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS),
     CallsStarted: st.builds(CallsStarted, st.lists(CALLS, max_size=4)),
-    EnginePlan: st.builds(
-        EnginePlan,
-        plan=COUNTS,
-        time_to_live_s=FLOATS,
-        ends=st.lists(SHORT, max_size=4),
-        tables=TABLES,
-        prefetches=st.lists(ORDERS, max_size=4),
-        policy=st.none() | SHORT,
-        parameters=st.none() | PARAMETERS,
-        prefetch=st.none() | SHORT,
+    EnginePlan: PLANS,
+    EngineReport: REPORTS,
+    SyncReport: st.builds(
+        SyncReport,
+        NAMES,
+        COUNTS,
+        COUNTS,
+        COUNTS,
+        st.lists(EVENTS, max_size=3),
+        st.dictionaries(SHORT, SHORT, max_size=3),
+        st.lists(SEEN, max_size=2),
+        st.lists(REPORTS, max_size=2),
+        COUNTS,
+        COUNTS,
     ),
-    EngineReport: st.builds(
-        EngineReport, COUNTS, st.booleans(), NAMES, st.lists(RECEIPTS, max_size=4), FIGURES, FIGURES
-    ),
+    SyncAnswer: st.builds(SyncAnswer, COUNTS, st.booleans(), st.none() | PLANS),
     WorkflowsEnded: st.builds(WorkflowsEnded, st.lists(NAMES, max_size=4)),
     Ask: st.builds(Ask, COUNTS, NAMES),
     Told: st.builds(Told, COUNTS, NAMES),
@@ -92,29 +129,61 @@ IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
 STARTED: list[Any] = ["calls_started", [CALL]]
 ORDER: list[Any] = [5, "w", "a", 9, 300]
-PLAN: list[Any] = ["plan", 1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], "lookahead", {"strict": True}, "off"]
+PLAN_FIELDS: list[Any] = [1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], "lookahead", {"strict": True}, "off"]
+PLAN: list[Any] = ["plan", *PLAN_FIELDS, True, {"w": 70}]
 RECEIPT: list[Any] = [5, "clipped", 128, "no room"]
-REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}]
+EVICTION: list[Any] = ["w", "device", "retired", 64]
+REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}, {"w": [5, 6]}, [EVICTION]]
+EVENT: list[Any] = ["w", "a", True, 1.5, 7, 2, 3, 1, None]
+SEEN_PARTS: list[Any] = ["w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0]
+SYNC: list[Any] = ["sync", "e", 3, 4, 5, [EVENT], {"v": "final"}, [SEEN_PARTS], [REPORT[1:]], 2, 1]
+SYNC_ANSWER: list[Any] = ["sync_answer", 3, False, PLAN[1:]]
 ENDED: list[Any] = ["ended", ["w", "v"]]
 ASK: list[Any] = ["ask", 4, "dump"]
 TOLD: list[Any] = ["told", 4, "{}"]
+EXAMPLE_PLAN = EnginePlan(
+    plan=1,
+    time_to_live_s=2.0,
+    ends=["old"],
+    tables={"w": {"a": 3}, "v": None},
+    prefetches=[PrefetchOrder(5, "w", "a", 9, 300)],
+    policy="lookahead",
+    parameters={"strict": True},
+    prefetch="off",
+    renew=True,
+    priorities={"w": 70},
+)
+EXAMPLE_REPORT = EngineReport(
+    plan=1,
+    accepted=True,
+    reason="",
+    receipts=[Receipt(5, "clipped", 128, "no room")],
+    counters={"prompt": 7},
+    pools={"free": 9},
+    residency={"w": [5, 6]},
+    evictions=[Eviction("w", "device", "retired", 64)],
+)
 EXAMPLES: list[tuple[list[Any], Message]] = [
     (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0)),
     (STARTED, CallsStarted([CallStarted("rid", 7, RequestIdentity("w", "a", source="header"))])),
+    (PLAN, EXAMPLE_PLAN),
+    (REPORT, EXAMPLE_REPORT),
     (
-        PLAN,
-        EnginePlan(
-            plan=1,
-            time_to_live_s=2.0,
-            ends=["old"],
-            tables={"w": {"a": 3}, "v": None},
-            prefetches=[PrefetchOrder(5, "w", "a", 9, 300)],
-            policy="lookahead",
-            parameters={"strict": True},
-            prefetch="off",
+        SYNC,
+        SyncReport(
+            engine="e",
+            epoch=3,
+            number=4,
+            applied_plan=5,
+            events=[CallEvent("w", "a", True, 1.5, 7, 2, 3, 1)],
+            ended={"v": "final"},
+            seen=[WorkflowSeen("w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0)],
+            cache=[EXAMPLE_REPORT],
+            running=2,
+            waiting=1,
         ),
     ),
-    (REPORT, EngineReport(1, True, "", [Receipt(5, "clipped", 128, "no room")], {"prompt": 7}, {"free": 9})),
+    (SYNC_ANSWER, SyncAnswer(3, False, EXAMPLE_PLAN)),
     (ENDED, WorkflowsEnded(["w", "v"])),
     (ASK, Ask(4, "dump")),
     (TOLD, Told(4, "{}")),
@@ -274,7 +343,19 @@ MALFORMED = {
     "list for a parameter": changed(PLAN, 7, {"strict": [True]}),
     "bytes as parameter": changed(PLAN, 7, {b"strict": True}),
     "bool for prefetch": changed(PLAN, 8, False),
+    "number for renew": changed(PLAN, 9, 1),
+    "list for priorities": changed(PLAN, 10, ["w", 70]),
+    "float for a priority": changed(PLAN, 10, {"w": 0.5}),
     "number for accepted": changed(REPORT, 2, 1),
+    "number for residency": changed(REPORT, 7, {"w": 5}),
+    "float in residency": changed(REPORT, 7, {"w": [5, 6.0]}),
+    "short eviction": changed(REPORT, 8, [EVICTION[:-1]]),
+    "text for epoch": changed(SYNC, 2, "3"),
+    "plan among events": changed(SYNC, 5, [PLAN_FIELDS]),
+    "number for how a workflow ended": changed(SYNC, 6, {"v": 1}),
+    "integer among a path's numbers": changed(SYNC, 7, [[*SEEN_PARTS[:3], [7], *SEEN_PARTS[4:]]]),
+    "none among engine reports": changed(SYNC, 8, [None]),
+    "report for a plan": changed(SYNC_ANSWER, 3, REPORT[1:]),
     "none for reason": changed(REPORT, 3, None),
     "order for a receipt": changed(REPORT, 4, [ORDER]),
     "bool for a receipt's tokens": changed(REPORT, 4, [[5, "clipped", True, ""]]),

@@ -12,13 +12,13 @@ import pytest_asyncio
 import zmq
 import zmq.asyncio
 
+from cache_actor.codec import MessageError
 from cache_actor.messages import (
     Ask,
     Beat,
     EnginePlan,
     EngineReport,
     Message,
-    MessageError,
     Told,
     WorkflowsEnded,
     decode,
@@ -67,7 +67,7 @@ def plan(number: int) -> EnginePlan:
 
 
 def report(number: int, reason: str = "") -> EngineReport:
-    return EngineReport(number, not reason, reason, [], {}, {})
+    return EngineReport(number, not reason, reason, [], {}, {}, {}, [])
 
 
 async def within(task: Awaitable[Any]) -> Any:

@@ -90,6 +90,8 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
         name, engine["enable_session_radix_cache"] = "session-refs", True
     elif who.backend == "sglang":
         name = "stock"
+    elif who.coordinator:
+        name = who.name
     elif who.unlimited:
         name = "unlimited"
         engine |= {"max_total_tokens": unlimited_tokens, "enable_hierarchical_cache": False}
@@ -99,6 +101,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     if who.backend == "forecache":
         cache |= {"policy": "lru", "parameters": {}, "prefetch": "off", "learned_dir": ""}
     given = suite.app.model_dump(exclude_unset=True)
+    given["coordinator"] = given.get("coordinator", {}) | {"enabled": who.coordinator}
     given["engine"] = engine
     given["cache"] = given.get("cache", {}) | cache
     return Variant(name, AppConfig.model_validate(given))
@@ -115,9 +118,10 @@ def turns_of(suite: Suite, points: Sequence[RunPoint]) -> Iterator[Turn]:
 
 def in_turn(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
     """The policies in the order of round `number`: those of one application together, each round another first."""
-    groups: dict[tuple[str, bool, bool], list[Contestant]] = {}
+    groups: dict[tuple[str, bool, bool, str], list[Contestant]] = {}
     for who in contestants:
-        groups.setdefault((who.backend, who.session_refs, who.unlimited), []).append(who)
+        own = who.name if who.coordinator else ""
+        groups.setdefault((who.backend, who.session_refs, who.unlimited, own), []).append(who)
     rotated = _rotated(list(groups.values()), number)
     return [who for group in rotated for who in _rotated(group, number)]
 

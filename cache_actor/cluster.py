@@ -1,0 +1,325 @@
+"""What the coordinator knows of all engines and workflows. Pure: messages in, state out; time is a parameter."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from dataclasses import dataclass, field
+
+from cache_actor.accuracy import Accuracy
+from cache_actor.decisions import Decision
+from cache_actor.forecast import Forecast
+from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
+from cache_actor.paths import CallPath, Ending
+from predictor_actor.base import HORIZON, Prefix, WorkflowTrace
+
+DECISIONS_KEPT = 40
+ENDED_KEPT = 2000
+TRACES_WAITING = 1000
+CALLS_WAITING = 8192
+ENGINES_KEPT = 4096
+# An engine that has not been heard of for so long, in seconds, is taken for gone.
+ENGINE_SILENT_S = 15.0
+
+_ENDINGS: dict[str, Ending] = {"final": "final", "deleted": "deleted", "idle": "idle"}
+
+
+@dataclass(slots=True)
+class WorkflowState:
+    """A living workflow.
+
+    Attributes:
+        engine: where it made its latest call; `engines` all that may hold something of it.
+        forecast: the newest; `expected` what the latest ones held for likeliest, the newest first.
+        residency: tokens by engine, on the device and on the host alone, as last heard.
+    """
+
+    id: str
+    parent: str | None = None
+    path: CallPath = field(default_factory=CallPath)
+    engine: str = ""
+    engines: set[str] = field(default_factory=set)
+    forecast: Forecast | None = None
+    expected: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=HORIZON))
+    residency: dict[str, tuple[int, int]] = field(default_factory=dict)
+    last_seen: float = 0.0
+    decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
+
+
+@dataclass(slots=True)
+class EngineState:
+    """An engine.
+
+    Attributes:
+        number: of its latest report; `plan` of the latest plan that it was sent or has applied.
+        workflows: living ones whose latest call was here.
+        news: workflows about which it has not been told the newest.
+        ends: workflows that ended elsewhere and of which it may hold something.
+        orders: prefetches without a receipt, by number: workflow, agent, tokens and time (seconds since 1970).
+        renewed_at: when its tables were last renewed.
+        generation: another number whenever it may not hold what it was told before.
+    """
+
+    id: str
+    epoch: int
+    number: int = 0
+    plan: int = 0
+    last_heard: float = 0.0
+    running: int = 0
+    waiting: int = 0
+    counters: dict[str, int] = field(default_factory=dict)
+    pools: dict[str, int] = field(default_factory=dict)
+    workflows: dict[str, None] = field(default_factory=dict)
+    news: dict[str, None] = field(default_factory=dict)
+    ends: dict[str, None] = field(default_factory=dict)
+    orders: dict[int, tuple[str, str, int, float]] = field(default_factory=dict)
+    renewed_at: float = 0.0
+    generation: int = 0
+    tell_all: bool = False
+
+
+class Cluster:
+    """All engines and workflows; bounded.
+
+    Args:
+        max_workflows: living ones; beyond it the one that was seen longest ago is forgotten, with an open end.
+
+    Attributes:
+        asked: workflows that are known anew; a coordinator that is gone had them forecast.
+        counts: events, ends, receipts by status, evicted tokens by tier and reason, …
+    """
+
+    def __init__(self, max_workflows: int = 100_000) -> None:
+        self.engines: OrderedDict[str, EngineState] = OrderedDict()
+        self.workflows: OrderedDict[str, WorkflowState] = OrderedDict()
+        self.ended: OrderedDict[str, WorkflowState] = OrderedDict()
+        self.asked: dict[str, None] = {}
+        self.accuracy = Accuracy()
+        self.counts: Counter[str] = Counter()
+        self._begun: deque[Prefix] = deque(maxlen=CALLS_WAITING)
+        self._traces: deque[WorkflowTrace] = deque(maxlen=TRACES_WAITING)
+        self._max_workflows = max_workflows
+        self._generations = 0
+
+    def hear(self, report: SyncReport, now: float) -> EngineState:
+        """Takes an engine's report in; the engine as it is known now. `now` in seconds since 1970."""
+        engine = self.engines.get(report.engine)
+        if engine is None or engine.epoch != report.epoch:
+            if engine is not None:
+                self._lose(engine)
+            engine = self.engines[report.engine] = EngineState(report.engine, report.epoch)
+            self.forget_told(engine)
+            while len(self.engines) > ENGINES_KEPT:
+                self._lose(self.engines.popitem(last=False)[1])
+        elif report.number != engine.number + 1:
+            self.counts["reports_missed"] += 1
+            self.forget_told(engine)
+        self.engines.move_to_end(engine.id)
+        engine.number = report.number
+        engine.plan = max(engine.plan, report.applied_plan)
+        engine.last_heard = now
+        engine.running, engine.waiting = report.running, report.waiting
+        for seen in report.seen:
+            self._see(engine, seen, now)
+        for event in report.events:
+            self._call(engine, event, now)
+        for workflow, how in report.ended.items():
+            self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
+        for told in report.cache:
+            self._cache(engine, told, now)
+        return engine
+
+    def forget_told(self, engine: EngineState) -> None:
+        """It may not hold what it was told, nor have told all: everything anew."""
+        self._generations += 1
+        engine.generation = self._generations
+        engine.tell_all = True
+        engine.news.update(engine.workflows)
+
+    def expect(self, workflow: str, forecast: Forecast, now: float) -> None:
+        """A forecast has come; one that is older than what is known of the workflow's future is dropped."""
+        state = self.workflows.get(workflow)
+        if state is None:
+            self.counts["forecasts_too_late"] += 1
+            return
+        if state.forecast is not None and state.forecast.after > forecast.after:
+            return
+        state.forecast = forecast
+        if forecast.after == state.path.length:
+            state.expected.appendleft(forecast.likeliest)
+        self.counts["forecasts"] += 1
+        if state.engine in self.engines:
+            self.engines[state.engine].news[workflow] = None
+
+    def take(self, most: int) -> tuple[list[Prefix], list[Prefix], list[WorkflowTrace]]:
+        """What a predictor should hear next, at most so much of each: a prefix for each call that has begun, those of
+        workflows that are only known anew, and traces of workflows that have ended."""
+        begun = [self._begun.popleft() for _ in range(min(len(self._begun), most))]
+        asked = list(self.asked)[:most]
+        for workflow in asked:
+            del self.asked[workflow]
+        traces = [self._traces.popleft() for _ in range(min(len(self._traces), most))]
+        return begun, [self.workflows[workflow].path.prefix(workflow) for workflow in asked], traces
+
+    @property
+    def has_moved(self) -> bool:
+        return bool(self._begun or self.asked or self._traces)
+
+    def expire(self, now: float, idle_s: float) -> None:
+        """Forgets engines that are silent, and workflows that nobody has spoken of for `idle_s`."""
+        for engine in [one for one in self.engines.values() if now - one.last_heard > ENGINE_SILENT_S]:
+            del self.engines[engine.id]
+            self._lose(engine)
+        while self.workflows:
+            state = next(iter(self.workflows.values()))
+            if now - state.last_seen <= idle_s:
+                return
+            self._end(state.id, "open", "", now)
+
+    def known(self, workflow: str) -> WorkflowState | None:
+        """A living workflow, or one that has ended not long ago."""
+        return self.workflows.get(workflow) or self.ended.get(workflow)
+
+    def _see(self, engine: EngineState, seen: WorkflowSeen, now: float) -> None:
+        state = self.workflows.get(seen.workflow)
+        if state is not None and state.path.length >= seen.length:
+            self._place(state, engine, now)
+            engine.news[state.id] = None
+            return
+        try:
+            path = CallPath.seen(seen.agents, seen.numbers, seen.length, seen.running)
+        except ValueError:
+            self.counts["reports_malformed"] += 1
+            return
+        state = state or self._new(seen.workflow, seen.parent)
+        state.path = path
+        state.expected.clear()
+        self._place(state, engine, now)
+        self.asked[state.id] = None
+
+    def _call(self, engine: EngineState, event: CallEvent, now: float) -> None:
+        state = self.workflows.get(event.workflow)
+        if event.over:
+            self.counts["calls_over"] += 1
+            for name in ("hit_device", "hit_host", "prompt_tokens", "output_tokens"):
+                self.counts[name] += getattr(event, name)
+            if state is not None:
+                state.path.over(event.agent, event.at, event.prompt_tokens, event.output_tokens)
+                self._place(state, engine, now)
+                tokens = (event.prompt_tokens, event.hit_device, event.hit_host)
+                state.decisions.append((event.at, "over", engine.id, event.agent, *tokens))
+                engine.news[state.id] = None
+            return
+        self.counts["calls_begun"] += 1
+        state = state or self._new(event.workflow, event.parent)
+        if state.path.length and (state.forecast is None or state.forecast.after < state.path.length):
+            state.expected.appendleft(())  # there was none in time
+        self.accuracy.came(event.agent, state.expected)
+        state.path.began(event.agent, event.at, event.prompt_tokens)
+        self._place(state, engine, now)
+        state.decisions.append((event.at, "call", engine.id, event.agent))
+        self._begun.append(state.path.prefix(state.id))
+
+    def _new(self, workflow: str, parent: str | None) -> WorkflowState:
+        state = WorkflowState(workflow, parent)
+        if (before := self.ended.pop(workflow, None)) is not None:
+            state.decisions = before.decisions
+        self.workflows[workflow] = state
+        while len(self.workflows) > self._max_workflows:
+            self._end(next(iter(self.workflows)), "open", "", state.last_seen)
+        return state
+
+    def _place(self, state: WorkflowState, engine: EngineState, now: float) -> None:
+        """It makes a call on an engine, or is known to live there."""
+        if state.engine != engine.id:
+            if state.engine in self.engines:
+                self.engines[state.engine].workflows.pop(state.id, None)
+            state.engine = engine.id
+        engine.workflows[state.id] = None
+        engine.ends.pop(state.id, None)
+        state.engines.add(engine.id)
+        state.last_seen = now
+        self.workflows.move_to_end(state.id)
+
+    def _end(self, workflow: str, how: Ending, told_by: str, now: float) -> None:
+        state = self.workflows.pop(workflow, None)
+        self.asked.pop(workflow, None)
+        if state is None:
+            return
+        self.counts[f"ended_{how}"] += 1
+        if how != "open":
+            self.accuracy.ended(list(state.expected))
+        if state.path.length:
+            self._traces.append(state.path.trace(workflow, how))
+        for name in state.engines:
+            engine = self.engines.get(name)
+            if engine is None:
+                continue
+            engine.workflows.pop(workflow, None)
+            engine.news.pop(workflow, None)
+            if name != told_by:
+                engine.ends[workflow] = None
+        state.decisions.append((now, "end", told_by, how))
+        state.forecast = None
+        self.ended[workflow] = state
+        while len(self.ended) > ENDED_KEPT:
+            self.ended.popitem(last=False)
+
+    def _cache(self, engine: EngineState, report: EngineReport, now: float) -> None:
+        self.counts["plans_applied" if report.accepted else "plans_refused"] += 1
+        if not report.accepted:
+            self.forget_told(engine)
+        engine.counters, engine.pools = report.counters, report.pools
+        for workflow, tokens in report.residency.items():
+            state = self.workflows.get(workflow)
+            if state is not None and len(tokens) == 2:
+                state.residency[engine.id] = (tokens[0], tokens[1])
+        for receipt in report.receipts:
+            self._receipt(engine, receipt, now)
+        for eviction in report.evictions:
+            self._evicted(engine, eviction, now)
+
+    def _receipt(self, engine: EngineState, receipt: Receipt, now: float) -> None:
+        self.counts[f"orders_{receipt.status}"] += 1
+        order = engine.orders.pop(receipt.order, None)
+        if order is None:
+            return
+        workflow, agent, _, _ = order
+        if (state := self.known(workflow)) is not None:
+            why = f" ({receipt.reason})" if receipt.reason else ""
+            state.decisions.append((now, "receipt", engine.id, agent, receipt.status, receipt.tokens, why))
+            if receipt.tokens and engine.id in state.residency:
+                device, host = state.residency[engine.id]
+                state.residency[engine.id] = (device + receipt.tokens, max(0, host - receipt.tokens))
+
+    def _evicted(self, engine: EngineState, eviction: Eviction, now: float) -> None:
+        self.counts[f"evicted_{eviction.tier}_{eviction.reason}"] += eviction.tokens
+        state = self.known(eviction.workflow)
+        if state is None:
+            return
+        reason = _WHY.get(eviction.reason, eviction.reason)
+        state.decisions.append((now, "evicted", engine.id, eviction.tokens, eviction.tier, reason))
+        if engine.id in state.residency and state.id in self.workflows:
+            device, host = state.residency[engine.id]
+            if eviction.tier == "device":
+                gone = min(eviction.tokens, device)
+                state.residency[engine.id] = (device - gone, host + gone)
+            else:
+                state.residency[engine.id] = (device, host - min(eviction.tokens, host))
+            engine.news[state.id] = None
+
+    def _lose(self, engine: EngineState) -> None:
+        """The engine is gone, and what it held with it."""
+        self.counts["engines_lost"] += 1
+        for workflow in engine.workflows:
+            state = self.workflows.get(workflow)
+            if state is not None:
+                state.engines.discard(engine.id)
+                state.residency.pop(engine.id, None)
+                state.engine = ""
+
+
+_WHY = {
+    "retired": "its workflow was over, so it was worth nothing",
+    "low_value": "of all that was there, the policy expected the least use of it",
+    "recency": "it had not been used for longest, and nothing was forecast of it",
+}

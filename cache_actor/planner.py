@@ -1,0 +1,124 @@
+"""From what the runtime's policies drafted to one engine's next plan: limits, numbers, lifetimes, and the log. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from cache_actor.cluster import Cluster, EngineState
+from cache_actor.decisions import SHADOW
+from cache_actor.messages import EnginePlan, PrefetchOrder
+from cache_actor.runtime import Draft, Runtime
+
+Mode = Literal["on", "shadow", "off"]
+MODES: tuple[Mode, ...] = ("on", "shadow", "off")
+# A plan stays small; what is left over goes with the next.
+MAX_NEWS = 256
+MAX_ENDS = 2000
+# An order that could not be served by then comes too late for the call it was for, in seconds.
+ORDER_LIFE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerConfig:
+    """How plans are made.
+
+    Attributes:
+        plan_ttl_s: how long an engine goes on with a table that nobody renews.
+        first_order: number of the first prefetch order, beyond those of a coordinator before this one.
+    """
+
+    plan_ttl_s: float = 10.0
+    first_order: int = 1
+
+
+class Planner:
+    """Makes the plans of all engines.
+
+    Attributes:
+        mode: `on`; `shadow`: all is planned, accounted and logged, and nothing is sent but what living without a
+            coordinator needs as well (ends); `off`: nothing is planned, and engines forget what they were told.
+        counts: of plans and of what was in them.
+    """
+
+    def __init__(self, cluster: Cluster, runtime: Runtime, config: PlannerConfig, mode: Mode = "on") -> None:
+        self.mode = mode
+        self.counts: Counter[str] = Counter()
+        self._cluster = cluster
+        self._runtime = runtime
+        self._config = config
+        self._orders = itertools.count(config.first_order)
+        self._holding: set[tuple[str, int]] = set()  # engines, with their epochs, that hold tables of ours
+
+    def plan(self, engine: EngineState, now: float) -> EnginePlan | None:
+        """What an engine should do now; None if there is nothing. `now` in seconds since 1970."""
+        ends = list(itertools.islice(engine.ends, MAX_ENDS))
+        for workflow in ends:
+            del engine.ends[workflow]
+        draft = Draft() if self.mode == "off" else self._draft(engine, now)
+        if self.mode != "on":
+            self.counts["shadow_tables"] += len(draft.tables)
+            self.counts["shadow_prefetches"] += len(draft.prefetches)
+            draft = Draft(tables=self._take_back(engine))
+        for order in [number for number, (*_, at) in engine.orders.items() if now - at > 2 * ORDER_LIFE_S]:
+            del engine.orders[order]  # its receipt was lost
+        renew = self.mode == "on" and now - engine.renewed_at >= self._config.plan_ttl_s / 2
+        if not (ends or draft.tables or draft.prefetches or draft.priorities or renew):
+            return None
+        if renew:
+            engine.renewed_at = now
+        if self.mode == "on" and draft.tables:
+            self._holding.add((engine.id, engine.epoch))
+        engine.plan += 1
+        self.counts["plans"] += 1
+        self.counts["tables"] += len(draft.tables)
+        self.counts["prefetches"] += len(draft.prefetches)
+        return EnginePlan(
+            engine.plan,
+            self._config.plan_ttl_s,
+            ends,
+            draft.tables,
+            self._ordered(engine, draft, now),
+            renew=renew,
+            priorities=draft.priorities,
+        )
+
+    def _draft(self, engine: EngineState, now: float) -> Draft:
+        names = list(itertools.islice(engine.news, MAX_NEWS))
+        news = []
+        for name in names:
+            del engine.news[name]
+            if (state := self._cluster.workflows.get(name)) is not None:
+                news.append(state)
+        draft = self._runtime.act(news, engine, self._cluster)
+        shadow = SHADOW if self.mode == "shadow" else ""
+        for workflow, what, *values in draft.reasons:
+            if (state := self._cluster.workflows.get(workflow)) is not None:
+                state.decisions.append((now, shadow + what, engine.id, *values))
+        return draft
+
+    def _take_back(self, engine: EngineState) -> dict[str, dict[str, int] | None]:
+        """Once, after it was switched from `on`: no table any more for whoever lives there."""
+        if (engine.id, engine.epoch) not in self._holding:
+            return {}
+        self._holding.discard((engine.id, engine.epoch))
+        return dict.fromkeys(engine.workflows)
+
+    def switch(self, mode: Mode) -> None:
+        """Another mode from now on. Raises ValueError for one that there is not."""
+        if mode not in MODES:
+            raise ValueError(f"mode cannot be {mode!r}; choose from {', '.join(MODES)}")
+        if mode != self.mode:
+            self.mode = mode
+            for engine in self._cluster.engines.values():
+                self._cluster.forget_told(engine)
+
+    def _ordered(self, engine: EngineState, draft: Draft, now: float) -> list[PrefetchOrder]:
+        orders = []
+        for value, workflow, agent, tokens in draft.prefetches:
+            number = next(self._orders)
+            engine.orders[number] = (workflow, agent, tokens, now)
+            orders.append(PrefetchOrder(number, workflow, agent, value, tokens))
+        return orders

@@ -1,0 +1,50 @@
+"""KV reuse (PBKV, arXiv 2605.06472): tells engines what each agent's coming calls make its cache entries worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.policies.base import VALUE_ONE
+from cache_actor.runtime import Draft, RuntimePolicy
+
+# A value that moved by less than this says nothing new, in expected calls.
+LEAST_CHANGE = 0.01
+NAMED = 3
+
+
+class KvReuse(RuntimePolicy):
+    """Value tables of forecasts; the engine's ledger adds them up over all workflows that share an entry."""
+
+    name: ClassVar[str] = "kv-reuse"
+
+    def __init__(self) -> None:
+        self._told: dict[str, tuple[int, dict[str, int]]] = {}  # workflow -> generation of the engine, table
+
+    def ended(self, workflow: str) -> None:
+        self._told.pop(workflow, None)
+
+    def score(self, workflow: WorkflowState, engine: EngineState) -> dict[str, float]:
+        forecast = self.predict(workflow)
+        return {} if forecast is None else {agent: value / VALUE_ONE for agent, value in forecast.table.items()}
+
+    def act(self, news: Sequence[WorkflowState], engine: EngineState, cluster: Cluster, draft: Draft) -> None:
+        for workflow in news:
+            forecast = self.predict(workflow)
+            if forecast is None:
+                continue
+            told = self._told.get(workflow.id)
+            if told is not None and told[0] == engine.generation and _alike(told[1], forecast.table):
+                continue
+            self._told[workflow.id] = (engine.generation, forecast.table)
+            draft.tables[workflow.id] = forecast.table
+            best = sorted(forecast.next.items(), key=lambda item: -item[1])[:NAMED]
+            named = ", ".join(f"{agent} {chance:.0%}" for agent, chance in best)
+            over = 1 - forecast.survival[0]
+            draft.reasons.append((workflow.id, "table", forecast.model, named or "nobody", over))
+
+
+def _alike(before: dict[str, int], after: dict[str, int]) -> bool:
+    least = LEAST_CHANGE * VALUE_ONE
+    return before.keys() == after.keys() and all(abs(before[agent] - value) < least for agent, value in after.items())

@@ -1,0 +1,128 @@
+"""What an engine's replica knows of the calls it answers, and tells the coordinator. Pure; time is a parameter."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from cache_actor.messages import CallEvent, EngineReport, RequestIdentity, SyncReport, WorkflowSeen
+from cache_actor.paths import CallPath
+from serving.calls import Usage
+
+# Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead.
+MAX_EVENTS = 4096
+# How much of how many workflows one report tells anew.
+SEEN_WORKFLOWS = 64
+SEEN_CALLS = 24
+
+
+class CallLog:
+    """Living workflows with their paths, and what has happened since the last report.
+
+    Args:
+        engine, epoch: as `SyncReport` has them.
+        max_workflows: living ones that are remembered; beyond it the one without a call for longest is not.
+    """
+
+    def __init__(self, engine: str, epoch: int, max_workflows: int) -> None:
+        self.engine = engine
+        self.epoch = epoch
+        self.applied_plan = 0
+        self._max_workflows = max_workflows
+        self._number = 0
+        self._paths: OrderedDict[str, tuple[str | None, CallPath]] = OrderedDict()
+        self._events: list[CallEvent] = []
+        self._ended: dict[str, str] = {}
+        self._cache: list[EngineReport] = []
+        self._untold: dict[str, None] = {}
+
+    @property
+    def has_news(self) -> bool:
+        return bool(self._events or self._ended or self._untold)
+
+    def began(self, identity: RequestIdentity, at: float, prompt_tokens: int) -> None:
+        """A call begins; `at` in seconds since 1970, `prompt_tokens` 0 if not known yet."""
+        _, path = self._paths.setdefault(identity.workflow, (identity.parent, CallPath()))
+        self._paths.move_to_end(identity.workflow)
+        while len(self._paths) > self._max_workflows:
+            self._untold.pop(self._paths.popitem(last=False)[0], None)
+        path.began(identity.agent, at, prompt_tokens)
+        self._ended.pop(identity.workflow, None)
+        self._add(CallEvent(identity.workflow, identity.agent, False, at, prompt_tokens, parent=identity.parent))
+
+    def over(self, identity: RequestIdentity, at: float, usage: Usage) -> None:
+        """A call that has begun is over, in whatever way."""
+        known = self._paths.get(identity.workflow)
+        if known is not None:
+            known[1].over(identity.agent, at, usage.prompt_tokens, usage.output_tokens)
+        self._add(
+            CallEvent(
+                identity.workflow,
+                identity.agent,
+                True,
+                at,
+                usage.prompt_tokens,
+                usage.output_tokens,
+                usage.hit_device,
+                usage.hit_host,
+                identity.parent,
+            )
+        )
+
+    def end(self, workflow: str, how: str) -> None:
+        """A workflow is over (`final`, `deleted`, `idle`)."""
+        self._paths.pop(workflow, None)
+        self._untold.pop(workflow, None)
+        self._ended[workflow] = how
+
+    def answered(self, report: EngineReport) -> None:
+        """The scheduler has answered a plan."""
+        if report.accepted:
+            self.applied_plan = max(self.applied_plan, report.plan)
+        self._cache.append(report)
+
+    def tell_all(self) -> None:
+        """The coordinator does not know what lives here."""
+        self._untold = dict.fromkeys(self._paths)
+
+    def report(self, running: int, waiting: int) -> SyncReport:
+        """The next report; what is in it is told."""
+        self._number += 1
+        seen = [self._seen(workflow) for workflow in list(self._untold)[:SEEN_WORKFLOWS]]
+        for one in seen:
+            del self._untold[one.workflow]
+        report = SyncReport(
+            self.engine,
+            self.epoch,
+            self._number,
+            self.applied_plan,
+            self._events,
+            self._ended,
+            seen,
+            self._cache,
+            running,
+            waiting,
+        )
+        self._events, self._ended, self._cache = [], {}, []
+        return report
+
+    def lost(self, report: SyncReport) -> None:
+        """Nobody may have heard a report: ends and receipts are told again, and of living workflows all."""
+        self._ended = {
+            workflow: how for workflow, how in report.ended.items() if workflow not in self._paths
+        } | self._ended
+        self._cache = report.cache + self._cache
+        self._events.clear()
+        self._number += 1  # so that a coordinator which has heard it knows that its answer was not
+        self.tell_all()
+
+    def _add(self, event: CallEvent) -> None:
+        self._events.append(event)
+        if len(self._events) > MAX_EVENTS:
+            self._events.clear()
+            self._number += 1
+            self.tell_all()
+
+    def _seen(self, workflow: str) -> WorkflowSeen:
+        parent, path = self._paths[workflow]
+        agents, numbers = path.told(SEEN_CALLS)
+        return WorkflowSeen(workflow, parent, agents, numbers, path.length, min(path.running, len(agents)))

@@ -1,0 +1,150 @@
+"""The replica's talk with the coordinator: reports up, plans down. Calls never wait for any of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+from cache_actor.codec import MessageError
+from cache_actor.coordinator_config import CoordinatorConfig
+from cache_actor.messages import EnginePlan, RequestIdentity, SyncAnswer, decode, encode
+from serving.call_log import CallLog
+from serving.calls import Usage
+from serving.plan_sender import PlanSender
+
+logger = logging.getLogger("forecache")
+
+# An answer that takes longer is not waited for, in seconds.
+ANSWER_LIMIT_S = 3.0
+# A coordinator that has not answered is asked again after so long, in seconds.
+RETRY_S = 1.0
+# Plans that the scheduler has not answered, at once.
+IN_FLIGHT = 4
+MAX_PRIORITIES = 10_000
+# What a call gets that nobody has said anything about: the middle of what `call-order` gives.
+MIDDLE_PRIORITY = 50
+
+
+class Coordination:
+    """One engine's end of it.
+
+    Args:
+        handle: of the coordinator's deployment.
+        log: what to tell.
+        plans: the way to the engine's scheduler.
+        load: calls that run and that wait, now.
+
+    Attributes:
+        counts: reports and plans by what became of them.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        handle: Any,
+        log: CallLog,
+        plans: PlanSender,
+        load: Callable[[], tuple[int, int]],
+    ) -> None:
+        self.counts: Counter[str] = Counter()
+        self.connected = False
+        self._config = config
+        self._handle = handle
+        self._log = log
+        self._plans = plans
+        self._load = load
+        self._news = asyncio.Event()
+        self._applying: set[asyncio.Task[None]] = set()
+        self._priorities: OrderedDict[str, int] = OrderedDict()
+
+    def began(self, identity: RequestIdentity, prompt_tokens: int) -> None:
+        self._log.began(identity, time.time(), prompt_tokens)
+        self._news.set()
+
+    def over(self, identity: RequestIdentity, usage: Usage) -> None:
+        self._log.over(identity, time.time(), usage)
+        self._news.set()
+
+    def ended(self, workflow: str, how: str) -> None:
+        self._log.end(workflow, how)
+        self._priorities.pop(workflow, None)
+        self._news.set()
+
+    def priority(self, workflow: str) -> int:
+        """Of a workflow's next call, as last planned."""
+        return self._priorities.get(workflow, MIDDLE_PRIORITY)
+
+    async def run(self) -> None:
+        """For ever. Whatever happens to the coordinator, it is tried again."""
+        while True:
+            if not self._log.has_news:
+                await self._wait_for_news()
+            if len(self._applying) >= IN_FLIGHT:
+                await asyncio.wait(self._applying, return_when=asyncio.FIRST_COMPLETED)
+            if not await self._sync():
+                await asyncio.sleep(RETRY_S)
+
+    async def _wait_for_news(self) -> None:
+        try:
+            async with asyncio.timeout(self._config.heartbeat_s):
+                await self._news.wait()
+        except TimeoutError:
+            return
+        await asyncio.sleep(self._config.coalesce_s)
+
+    async def _sync(self) -> bool:
+        """One report and its answer; False if there was none."""
+        self._news.clear()
+        report = self._log.report(*self._load())
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                answer = decode(await self._handle.sync.remote(encode(report)))
+            if not isinstance(answer, SyncAnswer):
+                raise MessageError(f"a SyncAnswer was expected, not {type(answer).__name__}")
+        except Exception as error:  # the coordinator is not there, or not well: the engine goes on by itself
+            self._log.lost(report)
+            self.counts["reports_lost"] += 1
+            if self.connected:
+                logger.warning("forecache: the coordinator does not answer (%s); going on without", _reason(error))
+            self.connected = False
+            return False
+        self.counts["reports"] += 1
+        self.connected = True
+        if answer.tell_all:
+            self._log.tell_all()
+        if answer.plan is not None and answer.epoch == self._log.epoch:
+            self._take(answer.plan)
+        return True
+
+    def _take(self, plan: EnginePlan) -> None:
+        for workflow, priority in (plan.priorities or {}).items():
+            self._priorities[workflow] = priority
+            self._priorities.move_to_end(workflow)
+        while len(self._priorities) > MAX_PRIORITIES:
+            self._priorities.popitem(last=False)
+        if plan.ends or plan.tables or plan.prefetches or plan.renew or plan.policy or plan.prefetch:
+            task = asyncio.create_task(self._apply(plan))
+            self._applying.add(task)
+            task.add_done_callback(self._applying.discard)
+
+    async def _apply(self, plan: EnginePlan) -> None:
+        try:
+            report = await self._plans.carry_out(plan)
+        except (TimeoutError, MessageError) as error:
+            # It may be applied yet, or never: what it said is said again.
+            self.counts["plans_unanswered"] += 1
+            logger.warning("forecache: plan %d was not answered (%s)", plan.plan, _reason(error))
+            self._log.tell_all()
+            return
+        self.counts["plans" if report.accepted else "plans_refused"] += 1
+        if report.receipts or report.evictions or not report.accepted:
+            self._news.set()
+        self._log.answered(report)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:200]}" if str(error) else type(error).__name__

@@ -1,0 +1,67 @@
+"""Reports of made-up engines, for tests of the coordinator."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
+from predictor_actor.base import HORIZON, Forecasts, Prefix
+
+
+@dataclass(slots=True)
+class MadeUpEngine:
+    """Numbers its reports."""
+
+    id: str = "e"
+    epoch: int = 1
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def report(
+        self,
+        *events: CallEvent,
+        ended: Mapping[str, str] | None = None,
+        seen: Sequence[WorkflowSeen] = (),
+        cache: Sequence[EngineReport] = (),
+        applied: int = 0,
+    ) -> SyncReport:
+        return SyncReport(
+            self.id,
+            self.epoch,
+            next(self.numbers),
+            applied,
+            list(events),
+            dict(ended or {}),
+            list(seen),
+            list(cache),
+            0,
+            0,
+        )
+
+
+def began(workflow: str, agent: str = "coder", at: float = 1.0, tokens: int = 100) -> CallEvent:
+    return CallEvent(workflow, agent, False, at, tokens)
+
+
+def over(workflow: str, agent: str = "coder", at: float = 2.0, tokens: int = 100) -> CallEvent:
+    return CallEvent(workflow, agent, True, at, tokens, 10, 50, 20)
+
+
+def cache_report(
+    plan: int = 1,
+    accepted: bool = True,
+    receipts: Sequence[Receipt] = (),
+    residency: Mapping[str, list[int]] | None = None,
+    evictions: Sequence[Eviction] = (),
+) -> EngineReport:
+    return EngineReport(plan, accepted, "", list(receipts), {}, {}, dict(residency or {}), list(evictions))
+
+
+def certain(prefixes: Sequence[Prefix], agents: Sequence[str], coming: str) -> Forecasts:
+    """Forecasts that `coming` makes all calls to come."""
+    steps = np.zeros((len(prefixes), HORIZON, len(agents) + 1), np.float32)
+    steps[:, :, list(agents).index(coming)] = 1
+    return Forecasts(tuple(agents), steps, "certain 1")

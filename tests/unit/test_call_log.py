@@ -1,0 +1,126 @@
+"""What a replica tells the coordinator, and what it tells again when that was lost."""
+
+from __future__ import annotations
+
+from cache_actor.cluster import Cluster
+from cache_actor.messages import EngineReport, RequestIdentity, SyncReport
+from serving.call_log import MAX_EVENTS, SEEN_WORKFLOWS, CallLog
+from serving.calls import Usage
+
+
+def who(workflow: str, agent: str = "coder") -> RequestIdentity:
+    return RequestIdentity(workflow, agent)
+
+
+def played(log: CallLog, workflows: int, calls: int = 3) -> None:
+    for number in range(workflows):
+        for place in range(calls):
+            log.began(who(f"w{number}", f"a{place}"), 100.0 + place, 10)
+            log.over(who(f"w{number}", f"a{place}"), 100.5 + place, Usage(True, 12, 3, 4, 5))
+
+
+def paths(cluster: Cluster) -> dict[str, tuple[list[str], int]]:
+    return {name: (list(state.path.agents), state.path.length) for name, state in cluster.workflows.items()}
+
+
+class TestReports:
+    def test_each_thing_is_told_once_and_reports_are_numbered(self) -> None:
+        log = CallLog("e", 7, 100)
+        played(log, 2)
+        log.end("w0", "final")
+        first, second = log.report(1, 2), log.report(0, 0)
+        assert (first.engine, first.epoch, first.number, first.running, first.waiting) == ("e", 7, 1, 1, 2)
+        assert len(first.events) == 12
+        assert first.ended == {"w0": "final"}
+        assert (second.number, second.events, second.ended, second.seen, second.cache) == (2, [], {}, [], [])
+        assert not log.has_news
+
+    def test_a_plan_that_was_refused_is_told_and_not_taken_for_applied(self) -> None:
+        log = CallLog("e", 7, 100)
+        log.answered(EngineReport(5, True, "", [], {}, {}, {}, []))
+        log.answered(EngineReport(9, False, "too old", [], {}, {}, {}, []))
+        report = log.report(0, 0)
+        assert report.applied_plan == 5
+        assert [one.plan for one in report.cache] == [5, 9]
+
+    def test_all_that_lives_is_told_in_parts(self) -> None:
+        log = CallLog("e", 7, 1000)
+        played(log, 2 * SEEN_WORKFLOWS + 5)
+        log.report(0, 0)
+        log.tell_all()
+        told: list[str] = []
+        reports = 0
+        while log.has_news:
+            report = log.report(0, 0)
+            assert len(report.seen) <= SEEN_WORKFLOWS
+            told += [one.workflow for one in report.seen]
+            reports += 1
+        assert reports == 3
+        assert sorted(told) == sorted(f"w{number}" for number in range(2 * SEEN_WORKFLOWS + 5))
+
+    def test_a_workflow_that_ended_is_not_told_to_live(self) -> None:
+        log = CallLog("e", 7, 100)
+        played(log, 3)
+        log.tell_all()
+        log.end("w1", "idle")
+        assert {one.workflow for one in log.report(0, 0).seen} == {"w0", "w2"}
+
+    def test_it_is_bounded(self) -> None:
+        log = CallLog("e", 7, 10)
+        for number in range(MAX_EVENTS + 100):
+            log.began(who(f"w{number}"), 1.0, 1)
+        report = log.report(0, 0)
+        assert len(report.events) <= MAX_EVENTS
+        assert len(report.seen) <= 10
+
+
+class TestLoss:
+    """A coordinator that was restarted, or an answer that never came: what is told again makes the same state."""
+
+    def heard(self, *reports: SyncReport) -> Cluster:
+        cluster = Cluster()
+        for report in reports:
+            cluster.hear(report, 200.0)
+        return cluster
+
+    def test_a_new_coordinator_knows_after_a_lost_report_what_the_old_one_would(self) -> None:
+        log = CallLog("e", 7, 100)
+        played(log, 5)
+        before = log.report(0, 0)
+        old = self.heard(before)
+        log.lost(before)
+        new = self.heard(log.report(0, 0))
+        assert paths(new) == paths(old)
+
+    def test_a_coordinator_that_did_hear_it_counts_nothing_twice(self) -> None:
+        log = CallLog("e", 7, 100)
+        played(log, 5)
+        cluster = self.heard(report := log.report(0, 0))
+        before = paths(cluster)
+        log.lost(report)
+        engine = cluster.hear(log.report(0, 0), 201.0)
+        assert paths(cluster) == before
+        assert engine.tell_all
+        assert cluster.counts["reports_missed"] == 1
+        assert set(engine.news) == set(before)  # told anew: its answer may have been lost
+
+    def test_ends_and_receipts_are_not_lost(self) -> None:
+        log = CallLog("e", 7, 100)
+        played(log, 2)
+        log.end("w0", "final")
+        log.answered(EngineReport(5, True, "", [], {}, {}, {}, []))
+        log.lost(log.report(0, 0))
+        again = log.report(0, 0)
+        assert again.ended == {"w0": "final"}
+        assert [one.plan for one in again.cache] == [5]
+
+    def test_a_workflow_that_came_back_meanwhile_is_not_ended(self) -> None:
+        log = CallLog("e", 7, 100)
+        played(log, 1)
+        log.end("w0", "idle")
+        report = log.report(0, 0)
+        log.began(who("w0"), 300.0, 5)
+        log.lost(report)
+        again = log.report(0, 0)
+        assert again.ended == {}
+        assert [one.workflow for one in again.seen] == ["w0"]

@@ -1,0 +1,197 @@
+"""What the coordinator knows: consistent after any sequence of reports, bounded, and rebuilt from the engines."""
+
+from __future__ import annotations
+
+from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cache_actor.cluster import ENGINE_SILENT_S, Cluster
+from cache_actor.decisions import in_words
+from cache_actor.forecast import compiled
+from cache_actor.messages import Eviction, Receipt, WorkflowSeen
+
+ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["began", "over", "end", "restart", "missed", "silent"]),
+        st.sampled_from(["e1", "e2", "e3"]),
+        st.sampled_from([f"w{number}" for number in range(6)]),
+        st.sampled_from(["planner", "coder"]),
+    ),
+    max_size=80,
+)
+
+
+def check(cluster: Cluster) -> None:
+    """What holds after every report."""
+    for engine in cluster.engines.values():
+        assert set(engine.news) <= set(cluster.workflows)
+        assert set(engine.workflows) <= set(cluster.workflows)
+        assert not set(engine.ends) & set(engine.workflows)
+        for workflow in engine.workflows:
+            assert cluster.workflows[workflow].engine == engine.id
+    homes = [name for engine in cluster.engines.values() for name in engine.workflows]
+    assert len(homes) == len(set(homes))
+    assert not set(cluster.workflows) & set(cluster.ended)
+    for state in cluster.workflows.values():
+        assert set(state.residency) <= set(state.engines)
+
+
+class TestState:
+    @given(ACTIONS)
+    def test_it_is_consistent_after_any_reports(self, actions: list[tuple[str, str, str, str]]) -> None:
+        cluster = Cluster(max_workflows=4)
+        engines = {name: MadeUpEngine(name) for name in ("e1", "e2", "e3")}
+        now = 100.0
+        for action, name, workflow, agent in actions:
+            now += 1
+            engine = engines[name]
+            match action:
+                case "began":
+                    cluster.hear(engine.report(began(workflow, agent, now)), now)
+                case "over":
+                    cluster.hear(engine.report(over(workflow, agent, now)), now)
+                case "end":
+                    cluster.hear(engine.report(ended={workflow: "final"}), now)
+                case "restart":
+                    engines[name] = engine = MadeUpEngine(name, engine.epoch + 1)
+                    cluster.hear(engine.report(), now)
+                case "missed":
+                    next(engine.numbers)
+                    assert cluster.hear(engine.report(), now).tell_all
+                case "silent":
+                    now += 2 * ENGINE_SILENT_S
+                    cluster.expire(now, idle_s=1000.0)
+                    assert not cluster.engines
+            begun, asked, ended = cluster.take(3)
+            assert len(begun) <= 3
+            assert len(asked) <= 3
+            assert len(ended) <= 3
+            assert len(cluster.workflows) <= 4
+            check(cluster)
+
+    def test_every_call_is_to_be_observed_once_and_in_order(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w", "a"), over("w", "a"), began("w", "b"), began("v", "a")), 1.0)
+        begun, asked, _ = cluster.take(10)
+        assert [(prefix.workflow, list(prefix.agents)) for prefix in begun] == [
+            ("w", ["a"]),
+            ("w", ["a", "b"]),
+            ("v", ["a"]),
+        ]
+        assert asked == []
+        assert not cluster.has_moved
+
+    def test_an_end_reaches_the_other_engines_that_may_hold_something(self) -> None:
+        cluster, one, two, three = Cluster(), MadeUpEngine("e1"), MadeUpEngine("e2"), MadeUpEngine("e3")
+        for engine in (one, two, three):
+            cluster.hear(engine.report(began("w") if engine is not three else began("v")), 1.0)
+        cluster.hear(two.report(ended={"w": "final"}), 2.0)
+        assert set(cluster.engines["e1"].ends) == {"w"}
+        assert not cluster.engines["e2"].ends
+        assert not cluster.engines["e3"].ends
+
+    def test_a_workflow_that_calls_again_is_not_ended_any_more(self) -> None:
+        cluster, one, two = Cluster(), MadeUpEngine("e1"), MadeUpEngine("e2")
+        cluster.hear(one.report(began("w")), 1.0)
+        cluster.hear(two.report(began("w")), 1.0)
+        cluster.hear(two.report(ended={"w": "idle"}), 2.0)
+        cluster.hear(one.report(began("w")), 3.0)
+        assert not cluster.engines["e1"].ends
+        assert "w" in cluster.workflows
+
+    def test_a_trace_of_each_ended_workflow_is_to_be_learned(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w", "a"), over("w", "a"), ended={"w": "deleted"}), 1.0)
+        _, _, ended = cluster.take(10)
+        assert [(trace.workflow, trace.ending, [call.agent for call in trace.calls]) for trace in ended] == [
+            ("w", "deleted", ["a"])
+        ]
+
+    def test_a_workflow_of_which_nobody_speaks_is_forgotten_with_an_open_end(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w")), 1.0)
+        cluster.expire(500.0, idle_s=100.0)
+        assert not cluster.workflows
+        assert cluster.take(10)[2][0].ending == "open"
+
+
+class TestForecasts:
+    def test_an_older_forecast_does_not_replace_a_newer_one(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w", "a"), began("w", "b")), 1.0)
+        prefixes = cluster.take(10)[0]
+        first, second = compiled(certain(prefixes, ["a", "b"], "b"), [1, 2], 0.8, 1.0)
+        cluster.expect("w", second, 1.0)
+        cluster.expect("w", first, 1.0)
+        assert cluster.workflows["w"].forecast == second
+
+    def test_one_for_a_workflow_that_has_ended_is_dropped(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w", "a")), 1.0)
+        (forecast,) = compiled(certain(cluster.take(10)[0], ["a"], "a"), [1], 0.8, 1.0)
+        cluster.hear(engine.report(ended={"w": "final"}), 2.0)
+        cluster.expect("w", forecast, 3.0)
+        assert cluster.counts["forecasts_too_late"] == 1
+
+    def test_accuracy_counts_calls_whose_forecast_came_in_time(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        for place in range(6):
+            cluster.hear(engine.report(began("w", "a", float(place))), float(place))
+            begun = cluster.take(10)[0]
+            if place != 2:  # the predictor was away for one call
+                (forecast,) = compiled(certain(begun, ["a", "b"], "a"), [begun[0].length], 0.8, 1.0)
+                cluster.expect("w", forecast, float(place))
+        assert cluster.accuracy.figures() == [1.0, 1.0, 1.0]
+
+
+class TestRestart:
+    def test_seen_workflows_are_forecast_and_not_observed_again(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        seen = WorkflowSeen("w", None, ["a", "b"], [5.0, 1.0, 10.0, 11.0, 6.0, 1.0, 12.0, 13.0], 9, 0)
+        assert cluster.hear(engine.report(seen=[seen]), 20.0).tell_all
+        begun, asked, _ = cluster.take(10)
+        assert begun == []
+        assert [(prefix.workflow, list(prefix.agents), prefix.length) for prefix in asked] == [("w", ["a", "b"], 9)]
+
+    def test_what_does_not_fit_is_counted_and_left_out(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(seen=[WorkflowSeen("w", None, ["a"], [1.0], 1, 0)]), 1.0)
+        assert not cluster.workflows
+        assert cluster.counts["reports_malformed"] == 1
+
+    def test_a_restarted_engine_holds_nothing(self) -> None:
+        cluster = Cluster()
+        cluster.hear(MadeUpEngine("e", 1).report(began("w"), cache=[cache_report(residency={"w": [10, 5]})]), 1.0)
+        cluster.hear(MadeUpEngine("e", 2).report(), 2.0)
+        assert cluster.workflows["w"].residency == {}
+        assert cluster.counts["engines_lost"] == 1
+
+
+class TestCache:
+    def test_receipts_and_evictions_move_what_is_held_and_are_logged(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w"), cache=[cache_report(residency={"w": [100, 40]})]), 1.0)
+        cluster.engines["e"].orders[7] = ("w", "coder", 40, 1.0)
+        told = cache_report(
+            receipts=[Receipt(7, "clipped", 30, "no room")], evictions=[Eviction("w", "host", "recency", 5)]
+        )
+        cluster.hear(engine.report(cache=[told]), 2.0)
+        state = cluster.workflows["w"]
+        assert state.residency["e"] == (130, 5)
+        cluster.hear(engine.report(cache=[cache_report(evictions=[Eviction("w", "device", "low_value", 90)])]), 3.0)
+        assert state.residency["e"] == (40, 95)
+        assert not cluster.engines["e"].orders
+        told_why = [in_words(one) for one in state.decisions if one[1] in ("receipt", "evicted")]
+        assert "clipped: 30 tokens loaded (no room)" in told_why[0]
+        assert "90 tokens left the device tier: of all that was there" in told_why[2]
+
+    def test_a_refused_plan_is_told_anew(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("w")), 1.0)
+        state = cluster.engines["e"]
+        state.news.clear()
+        generation = state.generation
+        cluster.hear(engine.report(cache=[cache_report(accepted=False)]), 2.0)
+        assert state.generation != generation
+        assert "w" in state.news

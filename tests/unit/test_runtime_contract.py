@@ -1,0 +1,95 @@
+"""What every runtime policy promises, and what the layer does with one that breaks."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
+
+from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.forecast import compiled
+from cache_actor.runtime import FAILURES, Draft, Runtime, RuntimePolicy
+from cache_actor.runtime_policies import RUNTIME_POLICIES, make_runtime_policies
+
+
+def cluster_of(workflows: int, forecast: bool = True) -> Cluster:
+    """Paused workflows on one engine, most of each on the host."""
+    cluster, engine = Cluster(), MadeUpEngine()
+    names = [f"w{number}" for number in range(workflows)]
+    cluster.hear(engine.report(*[began(name) for name in names]), 1.0)
+    cluster.hear(
+        engine.report(
+            *[over(name) for name in names], cache=[cache_report(residency={name: [10, 900] for name in names})]
+        ),
+        2.0,
+    )
+    begun = cluster.take(workflows)[0]
+    if forecast:
+        made = compiled(certain(begun, ["coder", "tester"], "tester"), [one.length for one in begun], 0.8, 2.0)
+        for prefix, one in zip(begun, made, strict=True):
+            cluster.expect(prefix.workflow, one, 2.0)
+    return cluster
+
+
+@pytest.mark.parametrize("name", RUNTIME_POLICIES)
+class TestContract:
+    def test_only_the_draft_is_changed(self, name: str) -> None:
+        cluster = cluster_of(3)
+        engine = cluster.engines["e"]
+        before = copy.deepcopy((cluster.workflows, engine))
+        (policy,) = make_runtime_policies([name])
+        policy.act(list(cluster.workflows.values()), engine, cluster, Draft())
+        assert [vars_of(state) for state in cluster.workflows.values()] == [vars_of(one) for one in before[0].values()]
+        assert engine == before[1]
+
+    def test_without_forecasts_it_does_nothing(self, name: str) -> None:
+        cluster = cluster_of(3, forecast=False)
+        (policy,) = make_runtime_policies([name])
+        draft = Draft()
+        policy.act(list(cluster.workflows.values()), cluster.engines["e"], cluster, draft)
+        assert draft == Draft()
+
+    def test_with_forecasts_it_does_something(self, name: str) -> None:
+        cluster = cluster_of(3)
+        (policy,) = make_runtime_policies([name])
+        draft = Draft()
+        policy.act(list(cluster.workflows.values()), cluster.engines["e"], cluster, draft)
+        assert draft != Draft()
+
+    def test_it_forgets_workflows_that_have_ended(self, name: str) -> None:
+        cluster = cluster_of(50)
+        (policy,) = make_runtime_policies([name])
+        policy.act(list(cluster.workflows.values()), cluster.engines["e"], cluster, Draft())
+        for workflow in cluster.workflows:
+            policy.ended(workflow)
+        kept = [value for value in vars(policy).values() if hasattr(value, "__len__")]
+        assert all(len(value) == 0 for value in kept)
+
+
+def vars_of(state: WorkflowState) -> tuple[object, ...]:
+    return state.id, state.engine, state.forecast, dict(state.residency), list(state.decisions), state.path.length
+
+
+class Broken(RuntimePolicy):
+    name = "broken"
+
+    def act(self, news: Sequence[WorkflowState], engine: EngineState, cluster: Cluster, draft: Draft) -> None:
+        raise RuntimeError("a fault in a policy")
+
+
+class TestLayer:
+    def test_a_policy_that_fails_is_left_out_and_the_others_go_on(self) -> None:
+        cluster = cluster_of(2)
+        runtime = Runtime([Broken(), *make_runtime_policies(["call-order"])])
+        for _ in range(FAILURES):
+            draft = runtime.act(list(cluster.workflows.values()), cluster.engines["e"], cluster)
+        assert [policy.name for policy in runtime.policies] == ["call-order"]
+        assert runtime.failures["broken"] == FAILURES
+        assert draft.priorities == {}  # told the first time
+        assert runtime.act([], cluster.engines["e"], cluster) == Draft()
+
+    def test_an_unknown_name_is_refused_with_those_that_exist(self) -> None:
+        with pytest.raises(ValueError, match="'speed'; choose from kv-reuse, kv-prefetch"):
+            make_runtime_policies(["speed"])

@@ -17,6 +17,8 @@ ENDED_KEPT = 2000
 TRACES_WAITING = 1000
 CALLS_WAITING = 8192
 ENGINES_KEPT = 4096
+ANCHORS_KEPT = 256
+AGENTS_KEPT = 512
 # An engine that has not been heard of for so long, in seconds, is taken for gone.
 ENGINE_SILENT_S = 15.0
 
@@ -56,6 +58,7 @@ class EngineState:
         ends: workflows that ended elsewhere and of which it may hold something.
         orders: prefetches without a receipt, by number: workflow, agent, tokens and time (seconds since 1970).
         renewed_at: when its tables were last renewed.
+        agents: those that have called here, or whose anchors were warmed, by when; `warming` those under way.
         generation: another number whenever it may not hold what it was told before.
     """
 
@@ -73,6 +76,8 @@ class EngineState:
     ends: dict[str, None] = field(default_factory=dict)
     orders: dict[int, tuple[str, str, int, float]] = field(default_factory=dict)
     renewed_at: float = 0.0
+    agents: OrderedDict[str, float] = field(default_factory=OrderedDict)
+    warming: dict[str, float] = field(default_factory=dict)
     generation: int = 0
     tell_all: bool = False
 
@@ -85,6 +90,7 @@ class Cluster:
 
     Attributes:
         asked: workflows that are known anew; a coordinator that is gone had them forecast.
+        anchors: what each agent's prompts begin with, token ids as little-endian int32.
         counts: events, ends, receipts by status, evicted tokens by tier and reason, …
     """
 
@@ -93,6 +99,7 @@ class Cluster:
         self.workflows: OrderedDict[str, WorkflowState] = OrderedDict()
         self.ended: OrderedDict[str, WorkflowState] = OrderedDict()
         self.asked: dict[str, None] = {}
+        self.anchors: OrderedDict[str, bytes] = OrderedDict()
         self.accuracy = Accuracy()
         self.counts: Counter[str] = Counter()
         self._begun: deque[Prefix] = deque(maxlen=CALLS_WAITING)
@@ -126,6 +133,16 @@ class Cluster:
             self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
         for told in report.cache:
             self._cache(engine, told, now)
+        for anchor in report.anchors:
+            self.anchors[anchor.agent] = anchor.ids
+            self.anchors.move_to_end(anchor.agent)
+            if len(self.anchors) > ANCHORS_KEPT:
+                self.anchors.popitem(last=False)
+        for agent, done in report.warmed.items():
+            engine.warming.pop(agent, None)
+            self.counts["warm_ups_done" if done else "warm_ups_failed"] += 1
+            if done:
+                _note(engine.agents, agent, now)
         return engine
 
     def forget_told(self, engine: EngineState) -> None:
@@ -217,6 +234,7 @@ class Cluster:
         state.path.began(event.agent, event.at, event.prompt_tokens)
         self._place(state, engine, now)
         state.decisions.append((event.at, "call", engine.id, event.agent))
+        _note(engine.agents, event.agent, now)
         self._begun.append(state.path.prefix(state.id))
 
     def _new(self, workflow: str, parent: str | None) -> WorkflowState:
@@ -323,3 +341,10 @@ _WHY = {
     "low_value": "of all that was there, the policy expected the least use of it",
     "recency": "it had not been used for longest, and nothing was forecast of it",
 }
+
+
+def _note(agents: OrderedDict[str, float], agent: str, now: float) -> None:
+    agents[agent] = now
+    agents.move_to_end(agent)
+    if len(agents) > AGENTS_KEPT:
+        agents.popitem(last=False)

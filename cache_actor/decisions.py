@@ -16,6 +16,7 @@ _WORDS = {
     "over": "{}: of {} tokens {} hit on the device, {} on the host",
     "table": "{} expects {}, its end {:.0%}; values sent",
     "prefetch": "{} tokens are on the host alone and {} comes next with {:.0%}: prefetch ordered",
+    "warm-up": "{} comes next with {:.0%} and has never called here: its anchor is computed before",
     "receipt": "prefetch for {} {}: {} tokens loaded{}",
     "evicted": "{} tokens left the {} tier: {}",
     "end": "it has ended ({}); what only it used goes first",

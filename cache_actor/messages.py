@@ -82,6 +82,14 @@ class PrefetchOrder:
 
 
 @dataclass(frozen=True, slots=True)
+class Anchor:
+    """What the prompts of an agent begin with: token ids as little-endian int32."""
+
+    agent: str
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class EnginePlan:
     """What the coordinator tells one engine to do.
 
@@ -94,6 +102,7 @@ class EnginePlan:
     prefetch: another way to prefetch from now on (`off`, `conservative`, `aggressive`); None leaves it.
     renew: whether the tables that the engine holds are good for as long again as this plan's.
     priorities: of the coming calls of a workflow, higher first; for an engine that schedules by priority.
+    warm_ups: anchors to compute before anybody asks for them, when there is nothing else to do.
     """
 
     plan: int
@@ -106,6 +115,7 @@ class EnginePlan:
     prefetch: str | None = None
     renew: bool = False
     priorities: dict[str, int] | None = None
+    warm_ups: list[Anchor] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +229,8 @@ class SyncReport:
     ended: workflows that are over, and how they ended (`final`, `deleted`, `idle`).
     seen: living workflows, told anew when the coordinator has asked for that.
     cache: how each plan went that has been answered since the report before.
+    anchors: those of agents that were found, or found to be of another length.
+    warmed: agents whose warm-ups are over, and whether they were done.
     running, waiting: calls.
     """
 
@@ -230,6 +242,8 @@ class SyncReport:
     ended: dict[str, str]
     seen: list[WorkflowSeen]
     cache: list[EngineReport]
+    anchors: list[Anchor]
+    warmed: dict[str, bool]
     running: int
     waiting: int
 

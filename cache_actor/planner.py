@@ -9,7 +9,7 @@ from typing import Literal
 
 from cache_actor.cluster import Cluster, EngineState
 from cache_actor.decisions import SHADOW
-from cache_actor.messages import EnginePlan, PrefetchOrder
+from cache_actor.messages import Anchor, EnginePlan, PrefetchOrder
 from cache_actor.runtime import Draft, Runtime
 
 Mode = Literal["on", "shadow", "off"]
@@ -65,7 +65,7 @@ class Planner:
         for order in [number for number, (*_, at) in engine.orders.items() if now - at > 2 * ORDER_LIFE_S]:
             del engine.orders[order]  # its receipt was lost
         renew = self.mode == "on" and now - engine.renewed_at >= self._config.plan_ttl_s / 2
-        if not (ends or draft.tables or draft.prefetches or draft.priorities or renew):
+        if not (ends or draft.tables or draft.prefetches or draft.priorities or draft.warm_ups or renew):
             return None
         if renew:
             engine.renewed_at = now
@@ -82,7 +82,8 @@ class Planner:
             draft.tables,
             self._ordered(engine, draft, now),
             renew=renew,
-            priorities=draft.priorities,
+            priorities=draft.priorities or None,
+            warm_ups=self._warm_ups(engine, draft, now) or None,
         )
 
     def _draft(self, engine: EngineState, now: float) -> Draft:
@@ -114,6 +115,13 @@ class Planner:
             self.mode = mode
             for engine in self._cluster.engines.values():
                 self._cluster.forget_told(engine)
+
+    def _warm_ups(self, engine: EngineState, draft: Draft, now: float) -> list[Anchor]:
+        anchors = self._cluster.anchors
+        for agent in draft.warm_ups:
+            engine.warming[agent] = now
+        self.counts["warm_ups"] += len(draft.warm_ups)
+        return [Anchor(agent, anchors[agent]) for agent in draft.warm_ups if agent in anchors]
 
     def _ordered(self, engine: EngineState, draft: Draft, now: float) -> list[PrefetchOrder]:
         orders = []

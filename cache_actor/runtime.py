@@ -34,12 +34,14 @@ class Draft:
         tables: for a workflow, the value of each agent's coming calls (see `Forecast.table`).
         prefetches: (value, workflow, agent, most tokens), the value in units of 1/VALUE_ONE.
         priorities: of the coming calls of a workflow, higher first.
+        warm_ups: agents whose anchors should be computed.
         reasons: workflow, what was decided about it, and the values of its words (see `decisions`), plain ones.
     """
 
     tables: dict[str, dict[str, int] | None] = field(default_factory=dict)
     prefetches: list[tuple[int, str, str, int]] = field(default_factory=list)
     priorities: dict[str, int] = field(default_factory=dict)
+    warm_ups: list[str] = field(default_factory=list)
     reasons: list[tuple[Any, ...]] = field(default_factory=list)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
-from cache_actor.messages import CallEvent, EngineReport, RequestIdentity, SyncReport, WorkflowSeen
+from cache_actor.messages import Anchor, CallEvent, EngineReport, RequestIdentity, SyncReport, WorkflowSeen
 from cache_actor.paths import CallPath
+from serving.anchors import AnchorBook
 from serving.calls import Usage
 
 # Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead.
@@ -13,6 +15,7 @@ MAX_EVENTS = 4096
 # How much of how many workflows one report tells anew.
 SEEN_WORKFLOWS = 64
 SEEN_CALLS = 24
+ANCHORS_TOLD = 8
 
 
 class CallLog:
@@ -34,13 +37,17 @@ class CallLog:
         self._ended: dict[str, str] = {}
         self._cache: list[EngineReport] = []
         self._untold: dict[str, None] = {}
+        self._anchors = AnchorBook()
+        self._warmed: dict[str, bool] = {}
 
     @property
     def has_news(self) -> bool:
         return bool(self._events or self._ended or self._untold)
 
-    def began(self, identity: RequestIdentity, at: float, prompt_tokens: int) -> None:
-        """A call begins; `at` in seconds since 1970, `prompt_tokens` 0 if not known yet."""
+    def began(self, identity: RequestIdentity, at: float, prompt: Sequence[int]) -> None:
+        """A call begins; `at` in seconds since 1970, `prompt` its token ids, empty if not known yet."""
+        prompt_tokens = len(prompt)
+        self._anchors.called(identity.agent, identity.workflow, prompt)
         _, path = self._paths.setdefault(identity.workflow, (identity.parent, CallPath()))
         self._paths.move_to_end(identity.workflow)
         while len(self._paths) > self._max_workflows:
@@ -74,6 +81,10 @@ class CallLog:
         self._untold.pop(workflow, None)
         self._ended[workflow] = how
 
+    def warmed(self, agent: str, done: bool) -> None:
+        """A warm-up of an agent's anchor is over."""
+        self._warmed[agent] = done
+
     def answered(self, report: EngineReport) -> None:
         """The scheduler has answered a plan."""
         if report.accepted:
@@ -83,6 +94,7 @@ class CallLog:
     def tell_all(self) -> None:
         """The coordinator does not know what lives here."""
         self._untold = dict.fromkeys(self._paths)
+        self._anchors.tell_all()
 
     def report(self, running: int, waiting: int) -> SyncReport:
         """The next report; what is in it is told."""
@@ -99,10 +111,12 @@ class CallLog:
             self._ended,
             seen,
             self._cache,
+            [Anchor(agent, ids) for agent, ids in self._anchors.untold(ANCHORS_TOLD)],
+            self._warmed,
             running,
             waiting,
         )
-        self._events, self._ended, self._cache = [], {}, []
+        self._events, self._ended, self._cache, self._warmed = [], {}, [], {}
         return report
 
     def lost(self, report: SyncReport) -> None:
@@ -111,6 +125,7 @@ class CallLog:
             workflow: how for workflow, how in report.ended.items() if workflow not in self._paths
         } | self._ended
         self._cache = report.cache + self._cache
+        self._warmed = report.warmed | self._warmed
         self._events.clear()
         self._number += 1  # so that a coordinator which has heard it knows that its answer was not
         self.tell_all()

@@ -6,12 +6,14 @@ import asyncio
 import logging
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
+
+import numpy as np
 
 from cache_actor.codec import MessageError
 from cache_actor.coordinator_config import CoordinatorConfig
-from cache_actor.messages import EnginePlan, RequestIdentity, SyncAnswer, decode, encode
+from cache_actor.messages import Anchor, EnginePlan, RequestIdentity, SyncAnswer, decode, encode
 from serving.call_log import CallLog
 from serving.calls import Usage
 from serving.plan_sender import PlanSender
@@ -24,6 +26,7 @@ ANSWER_LIMIT_S = 3.0
 RETRY_S = 1.0
 # Plans that the scheduler has not answered, at once.
 IN_FLIGHT = 4
+WARM_UP_LIMIT_S = 30.0
 MAX_PRIORITIES = 10_000
 # What a call gets that nobody has said anything about: the middle of what `call-order` gives.
 MIDDLE_PRIORITY = 50
@@ -37,6 +40,7 @@ class Coordination:
         log: what to tell.
         plans: the way to the engine's scheduler.
         load: calls that run and that wait, now.
+        warm: has the engine compute token ids that nobody has asked for; whether it did.
 
     Attributes:
         counts: reports and plans by what became of them.
@@ -49,6 +53,7 @@ class Coordination:
         log: CallLog,
         plans: PlanSender,
         load: Callable[[], tuple[int, int]],
+        warm: Callable[[list[int]], Awaitable[bool]],
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.connected = False
@@ -57,12 +62,13 @@ class Coordination:
         self._log = log
         self._plans = plans
         self._load = load
+        self._warm = warm
         self._news = asyncio.Event()
         self._applying: set[asyncio.Task[None]] = set()
         self._priorities: OrderedDict[str, int] = OrderedDict()
 
-    def began(self, identity: RequestIdentity, prompt_tokens: int) -> None:
-        self._log.began(identity, time.time(), prompt_tokens)
+    def began(self, identity: RequestIdentity, prompt: Sequence[int]) -> None:
+        self._log.began(identity, time.time(), prompt)
         self._news.set()
 
     def over(self, identity: RequestIdentity, usage: Usage) -> None:
@@ -126,10 +132,24 @@ class Coordination:
             self._priorities.move_to_end(workflow)
         while len(self._priorities) > MAX_PRIORITIES:
             self._priorities.popitem(last=False)
+        for anchor in plan.warm_ups or ():
+            self._start(self._warm_up(anchor))
         if plan.ends or plan.tables or plan.prefetches or plan.renew or plan.policy or plan.prefetch:
-            task = asyncio.create_task(self._apply(plan))
-            self._applying.add(task)
-            task.add_done_callback(self._applying.discard)
+            self._start(self._apply(plan))
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._applying.add(task)
+        task.add_done_callback(self._applying.discard)
+
+    async def _warm_up(self, anchor: Anchor) -> None:
+        done = False
+        try:
+            async with asyncio.timeout(WARM_UP_LIMIT_S):
+                done = await self._warm(np.frombuffer(anchor.ids, "<i4").tolist())
+        except Exception as error:  # an extra, and never worth more than a line
+            logger.warning("forecache: the anchor of %r was not warmed up (%s)", anchor.agent, _reason(error))
+        self._log.warmed(anchor.agent, done)
 
     async def _apply(self, plan: EnginePlan) -> None:
         try:

@@ -8,10 +8,11 @@ import logging
 import multiprocessing
 import multiprocessing.connection
 import os
+import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import psutil
@@ -78,7 +79,7 @@ class EngineReplica:
         if self._coordinator is not None:
             log = CallLog(self._engine_id, time.time_ns() // 1_000_000, self._config.cache.max_workflows)
             self._coordination = Coordination(
-                self._config.coordinator, self._coordinator, log, self._plans, self._health.load
+                self._config.coordinator, self._coordinator, log, self._plans, self._health.load, self._warm_up
             )
             works.append(self._coordination.run())
         self._by_priority = bool(self._config.engine.get("enable_priority_scheduling"))
@@ -166,9 +167,9 @@ class EngineReplica:
     async def _pump(self, call: EngineCall, parts: Parts) -> None:
         usage, coordination, identity = Usage(), self._coordination, call.identity
 
-        def begun(prompt_tokens: int) -> None:
+        def begun(prompt: Sequence[int]) -> None:
             if coordination is not None:
-                coordination.began(identity, prompt_tokens)
+                coordination.began(identity, prompt)
 
         priority = MIDDLE_PRIORITY if coordination is None else coordination.priority(identity.workflow)
         try:
@@ -184,6 +185,13 @@ class EngineReplica:
             parts.end()
             if usage.began and coordination is not None:
                 coordination.over(identity, usage)
+
+    async def _warm_up(self, ids: list[int]) -> bool:
+        """Computes an anchor, if nobody waits for the engine."""
+        if self._health.load()[1]:
+            return False
+        await self._api.warm_up(ids, f"warm-up-{secrets.token_hex(8)}")
+        return True
 
     async def _read_events(self) -> None:
         async for message in self._events.messages():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import re
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,11 +18,12 @@ from fastapi.responses import Response, StreamingResponse
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from sglang.srt.entrypoints.openai.serving_chat import OpenAIServingChat
 from sglang.srt.entrypoints.openai.serving_completions import OpenAIServingCompletion
+from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from serving.calls import JSON, SSE, EngineCall, Kind, Reply, Usage
 from serving.errors import ApiError, invalid_request, sse_event
-from serving.sglang_plugin.recorder import kv_hints
+from serving.sglang_plugin.recorder import kv_hints, warm_up_hints
 from serving.validation import validated
 
 logger = logging.getLogger("forecache")
@@ -52,14 +53,14 @@ class CallContext:
 
     Attributes:
         usage: filled in as the call goes.
-        on_begun: told once, when the call goes to the engine, how long its prompt is; 0 if that is not known yet.
+        on_begun: told once, when the call goes to the engine, its prompt's token ids; none if they are not known yet.
         priority: of a call whose client gave none; None: the engine does not schedule by priority.
         cached: for each sequence of the call, its cached prompt tokens by tier.
     """
 
     call: EngineCall
     usage: Usage = field(default_factory=Usage)
-    on_begun: Callable[[int], object] = lambda tokens: None
+    on_begun: Callable[[Sequence[int]], object] = lambda prompt: None
     priority: int | None = None
     cached: dict[int, dict[str, int]] = field(default_factory=dict)
     _lengths: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -90,9 +91,11 @@ class CallContext:
         if adapted.priority is None:
             adapted.priority = self.priority
         ids = adapted.input_ids or ()
-        self.usage.prompt_tokens = sum(len(one) if isinstance(one, list) else 1 for one in ids)
+        if ids and isinstance(ids[0], list):  # several prompts in one call; the first stands for them
+            ids = ids[0]
+        self.usage.prompt_tokens = len(ids)
         self.usage.began = True
-        self.on_begun(self.usage.prompt_tokens)
+        self.on_begun(ids)
 
     def settle(self) -> None:
         """The call is over, in whatever way: what is known of its cost is final."""
@@ -164,6 +167,7 @@ class OpenAIApi:
     """
 
     def __init__(self, tokenizer_manager: Any, template_manager: Any, engine_id: str, retry_after_s: int) -> None:
+        self._tokenizer_manager = tokenizer_manager
         self._engine_id = engine_id
         self._retry_after_s = retry_after_s
         self._vocab_size: int = tokenizer_manager.model_config.vocab_size
@@ -176,7 +180,7 @@ class OpenAIApi:
         self,
         call: EngineCall,
         usage: Usage | None = None,
-        on_begun: Callable[[int], object] = lambda tokens: None,
+        on_begun: Callable[[Sequence[int]], object] = lambda prompt: None,
         priority: int | None = None,
     ) -> AsyncGenerator[Reply | bytes, None]:
         """A `Reply`, then for a stream its further chunks. Errors are replies, too.
@@ -204,6 +208,18 @@ class OpenAIApi:
             yield self.error_reply(error)
         finally:
             context.settle()
+
+    async def warm_up(self, ids: list[int], rid: str) -> None:
+        """Computes a prefix that nobody has asked for, and generates nothing of use.
+
+        Raises:
+            ValueError: SGLang does not take it.
+        """
+        request = GenerateReqInput(
+            input_ids=ids, sampling_params={"max_new_tokens": 1, "temperature": 0}, rid=rid, kv_hints=warm_up_hints(rid)
+        )
+        async for _ in self._tokenizer_manager.generate_request(request):
+            pass
 
     def error_reply(self, error: ApiError) -> Reply:
         return Reply(error.status, JSON, self._engine_id, orjson.dumps(error.body()), retry_after_s=error.retry_after_s)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cache_actor.runtime import RuntimePolicy
+from cache_actor.runtime_policies.anchor_warm_up import AnchorWarmUp
 from cache_actor.runtime_policies.call_order import CallOrder
 from cache_actor.runtime_policies.kv_prefetch import KvPrefetch
 from cache_actor.runtime_policies.kv_reuse import KvReuse
 
-RUNTIME_POLICIES: dict[str, type[RuntimePolicy]] = {policy.name: policy for policy in (KvReuse, KvPrefetch, CallOrder)}
+RUNTIME_POLICIES: dict[str, type[RuntimePolicy]] = {
+    policy.name: policy for policy in (KvReuse, KvPrefetch, AnchorWarmUp, CallOrder)
+}
 
 
 def make_runtime_policies(names: Sequence[str]) -> list[RuntimePolicy]:

@@ -30,6 +30,7 @@ logger = logging.getLogger("forecache")
 
 IDENTITY_ACTION = "forecache.identity"
 IDENTITY_VERSION = "1"
+WARM_UP_ACTION = "forecache.warm_up"
 BEAT_PERIOD_S = 0.25
 CALLS_PERIOD_S = 0.05
 # A forward of fewer tokens is over before anybody could get impatient.
@@ -88,7 +89,7 @@ class Recorder:
 
     @guarded
     def before_call(self, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
-        if _tp_rank() == 0:
+        if _tp_rank() == 0 and not is_warm_up(request.kv_hints):
             identity = identity_of(request.kv_hints)
             self._calls.append(CallStarted(request.rid, len(request.input_ids or ()), identity))
 
@@ -129,6 +130,17 @@ def kv_hints(identity: RequestIdentity, call: str) -> dict[str, Any]:
         "payload": {"fields": identity_fields(identity)},
     }
     return {"protocol_version": "1", "message_id": call, "actions": [action]}
+
+
+def warm_up_hints(call: str) -> dict[str, Any]:
+    """A KV-hint envelope of a request that nobody makes: what `is_warm_up` looks for in the scheduler."""
+    action = {"action_id": call, "action_type": WARM_UP_ACTION, "action_version": IDENTITY_VERSION, "payload": {}}
+    return {"protocol_version": "1", "message_id": call, "actions": [action]}
+
+
+def is_warm_up(kv_hints: Any) -> bool:
+    """Whether a request only computes what others may ask for; it is not counted, and nothing is learned from it."""
+    return kv_hints is not None and any(action.action_type == WARM_UP_ACTION for action in kv_hints.actions)
 
 
 def identity_of(kv_hints: Any) -> RequestIdentity | None:

@@ -1,0 +1,70 @@
+"""Anchor warm-up (CacheScout, arXiv 2608.14624): computes an agent's system prompt where it is about to be called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.messages import CallEvent
+from cache_actor.policies.survival import Transitions
+from cache_actor.runtime import Draft, RuntimePolicy
+
+# Below this predictability R = 1 - H(next | current) / H(next) a guess is too often wrong.
+LEAST_PREDICTABILITY = 0.3
+LEAST_CHANCE = 0.3
+# One at a time on an engine, and not oftener than this, in seconds.
+PERIOD_S = 2.0
+# A warm-up of which nothing was heard for so long, in seconds, is over.
+LOST_S = 60.0
+# After so long without a call its anchor may be gone from the engine, in seconds.
+STALE_S = 600.0
+
+
+class AnchorWarmUp(RuntimePolicy):
+    """The likeliest next agent of a workflow, if it has not called on the workflow's engine for long.
+
+    Its calls on other engines told what its anchor is. A warm-up is no call: nobody counts it or learns from it.
+    """
+
+    name: ClassVar[str] = "anchor-warm-up"
+
+    def __init__(self) -> None:
+        self._transitions = Transitions()
+        self._next: dict[str, float] = {}  # engine -> when it may be warmed again
+
+    def observe(self, event: CallEvent, engine: EngineState) -> None:
+        if not event.over:
+            self._transitions.observe(event.workflow, event.agent)
+
+    def ended(self, workflow: str) -> None:
+        self._transitions.end(workflow)
+
+    def score(self, workflow: WorkflowState, engine: EngineState) -> dict[str, float]:
+        forecast = self.predict(workflow)
+        if forecast is None:
+            return {}
+        now = engine.last_heard
+        return {
+            agent: chance
+            for agent, chance in forecast.next.items()
+            if chance >= LEAST_CHANCE and now - engine.agents.get(agent, -STALE_S) >= STALE_S
+        }
+
+    def act(self, news: Sequence[WorkflowState], engine: EngineState, cluster: Cluster, draft: Draft) -> None:
+        now = engine.last_heard
+        self._next = {name: at for name, at in self._next.items() if at > now - LOST_S}
+        if now < self._next.get(engine.id, 0.0) or any(now - at < LOST_S for at in engine.warming.values()):
+            return
+        wanted = [
+            (chance, agent, workflow.id)
+            for workflow in news
+            for agent, chance in self.score(workflow, engine).items()
+            if agent in cluster.anchors
+        ]
+        if not wanted or self._transitions.predictability() < LEAST_PREDICTABILITY:
+            return
+        chance, agent, workflow_id = max(wanted)
+        self._next[engine.id] = now + PERIOD_S
+        draft.warm_ups.append(agent)
+        draft.reasons.append((workflow_id, "warm-up", agent, chance))

@@ -126,8 +126,9 @@ class BareCache:
         self.allocator.clear()
 
     def touch(self, node_id: int, workflow: str | None, agent: str = "agent") -> None:
-        caller = self.cache.unnamed_caller() if workflow is None else self.cache.caller(workflow, agent)
-        self.cache.touch(self.cache.tree_core.node_by_id(node_id), caller)
+        callers = self.cache.callers
+        caller = callers.unnamed() if workflow is None else callers.named(workflow, agent)
+        callers.touch(self.cache.tree_core.node_by_id(node_id), caller)
 
     def cached(self, tokens: Sequence[int]) -> int:
         """How many of the tokens are on the device; does not count as a use."""

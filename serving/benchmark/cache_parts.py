@@ -1,7 +1,4 @@
-"""The parts of `forecache bench cache-cost` that need no engine: ledger, victim order and learning on a hand-made tree.
-
-It has the ledger and the queues that `ForecacheCache` puts beside SGLang's.
-"""
+"""The parts of `forecache bench cache-cost` that need no engine: ledger, victim order, learning on a hand-made tree."""
 
 from __future__ import annotations
 
@@ -12,128 +9,26 @@ import time
 import tracemalloc
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any
 
-from cache_actor.policies import VALUE_ONE, make_policy
-from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import MAX_CELLS, Situation
 from serving.benchmark.budgets import Figures
 from serving.benchmark.contestants import contestant
+from serving.benchmark.hand_made import AGENTS, HandMade
 from serving.benchmark.replay.costs import load_costs
 from serving.benchmark.replay.engine import EngineShape
 from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.victim_run import VictimRun
 from serving.benchmark.workloads import Lanes, make_workload
-from serving.sglang_plugin.ledger import Entry, Ledger, Owner
-from serving.sglang_plugin.order import VictimQueue
+from serving.sglang_plugin.entries import Entry, Owner
 from serving.sglang_plugin.reuse import Learning
 from serving.sglang_plugin.uses import Use
 
 PLANS = 10
 VICTIMS = 5_000
 SMALL, LARGE = 1_000, 100_000
-AGENTS = 5
-AGENT_NAMES = tuple(f"agent-{number}" for number in range(AGENTS))
-# Agents of other kinds of workflow that the engine has met: Python keeps ints below 257 for nothing, masks are larger.
-OTHER_AGENTS = 40
 
 Progress = Callable[[str], None]
-
-
-class _Key:
-    """A node's tokens; like SGLang's `RadixKey` it computes its length in Python."""
-
-    __slots__ = ("tokens",)
-
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
-
-    def __len__(self) -> int:
-        return self.tokens
-
-
-class Node:
-    """A node of the hand-made tree: what the ledger asks of one."""
-
-    __slots__ = ("entry", "id", "key", "last_access_time", "parent")
-
-    def __init__(self, number: int, parent: Node | None, last_access_time: float) -> None:
-        self.id = number
-        self.parent = parent
-        self.key = _Key(16)
-        self.last_access_time = last_access_time
-        self.entry = Entry()
-
-
-def grow(chains: int, depth: int) -> list[list[Node]]:
-    """Chains of `depth` nodes under one root, each from its top to its leaf."""
-    root = Node(0, None, 0)
-    tree: list[list[Node]] = []
-    for number in range(chains):
-        chain: list[Node] = []
-        for level in range(depth):
-            chain.append(Node(number * depth + level + 1, chain[-1] if chain else root, number))
-        tree.append(chain)
-    return tree
-
-
-class HandMade:
-    """Ledger and queues over a hand-made tree, tied to each other as `ForecacheCache` does it.
-
-    Each workflow owns `AGENTS` chains of `depth` nodes, one an agent; the next agent has used its upper half, too.
-    `sharers` workflows own the same chains.
-    """
-
-    def __init__(self, workflows: int, depth: int, sharers: int = 1, policy: str = "lookahead") -> None:
-        self.rng = random.Random(0)
-        self.policy = make_policy(policy)
-        self.learning = Learning(self.policy, lambda tier: 1 << 20) if isinstance(self.policy, Reuse) else None
-        self.now = 0.0
-        self.names = [f"workflow-{number:08d}-{number:08x}" for number in range(workflows)]
-        self.chains = grow(workflows // sharers * AGENTS, depth)
-        self.sharers = sharers
-        self.ledger = Ledger(self.policy.combine, self.policy.strict, self._lowered, workflows + 1_000)
-        for number in range(OTHER_AGENTS):
-            self.ledger.bit(f"other-{number}")
-        self.bits = [self.ledger.bit(agent) for agent in AGENT_NAMES]
-        self.queues = {
-            tier: VictimQueue(self._key, self.policy.changes_at, lambda: self.now, tier) for tier in ("device", "host")
-        }
-
-    def _key(self, node: Any, now: float) -> Key:
-        if self.learning is not None:
-            return self.learning.key(self.policy, "device", self.ledger, node, now)
-        return self.policy.key(self.ledger.facts(node), now)
-
-    def _lowered(self, nodes: list[Any]) -> None:
-        for queue in self.queues.values():
-            queue.lowered(nodes)
-
-    def chains_of(self, number: int) -> list[list[Node]]:
-        first = number // self.sharers * AGENTS
-        return self.chains[first : first + AGENTS]
-
-    def own(self) -> None:
-        """Every workflow makes its calls and gets a value table."""
-        for number, name in enumerate(self.names):
-            self.now += 0.001
-            owner = self.ledger.owner(name)
-            for agent, chain in enumerate(self.chains_of(number)):
-                self.ledger.touch(chain[-1], owner, self.call(owner, agent))
-                self.ledger.touch(chain[len(chain) // 2], owner, self.call(owner, (agent + 1) % AGENTS))
-            self.ledger.set_table(name, self.table())
-
-    def call(self, owner: Owner, agent: int) -> Use:
-        """A call that the workflow makes."""
-        owner.calls_as(AGENT_NAMES[agent])
-        return Use(self.now, owner.agent, self.bits[agent], owner.calls)
-
-    def add_leaves(self) -> None:
-        for chain in self.chains:
-            self.queues["device"].add(chain[-1])
-
-    def table(self) -> dict[str, int]:
-        return {agent: self.rng.randrange(3 * VALUE_ONE) for agent in AGENT_NAMES}
 
 
 def touch_us(paths: int = 400, depth: int = 10) -> tuple[float, float]:
@@ -174,10 +69,10 @@ def reuse_touch_us(paths: int = 400, depth: int = 10) -> float:
     start = time.perf_counter()
     for number, (chain, owner) in enumerate(zip(made.chains, owners, strict=True)):
         use = made.call(owner, number % AGENTS)
-        made._lowered(list(made.ledger.nodes_of(owner)))
+        made.lowered(list(owner.nodes()))
         learning.used(node for node in chain if node.entry.use is not use)
         made.ledger.touch(chain[-1], owner, use)
-        made._lowered(chain)
+        made.lowered(chain)
     queue.first()
     return (time.perf_counter() - start) * 1e6 / (paths * depth)
 
@@ -235,67 +130,6 @@ def update_us(workflows: int = 100, depth: int = 10) -> float:
             made.ledger.set_table(name, table)
         plans.append((time.perf_counter() - start) * 1e6 / workflows)
     return statistics.median(plans)
-
-
-class VictimRun:
-    """Evictions that go on for long: victims leave, other leaves come, plans bring new values.
-
-    A cycle is the time in which a hundredth of the leaves is evicted and as many are added, and in which a hundredth
-    of the workflows gets new values. All of it is the price of the victims.
-    """
-
-    def __init__(self, leaves: int, policy: str = "lookahead") -> None:
-        self.made = HandMade(leaves * 11 // 10 // AGENTS, depth=2, policy=policy)
-        self.made.own()
-        everything = [chain[-1] for chain in self.made.chains]
-        self.made.rng.shuffle(everything)
-        self.spare = everything[leaves:]
-        self.queue = self.made.queues["device"]
-        for leaf in everything[:leaves]:
-            self.queue.add(leaf)
-        self.leaves = leaves
-        self.accesses = leaves * 2
-        self.run(200)
-
-    def victim_us(self, victims: int) -> tuple[float, float]:
-        """Microseconds a victim, and milliseconds of the rebuild that comes once in a while."""
-        before = len(self.queue._heap)
-        seconds, done = self.run(victims)
-        left_over = len(self.queue._heap) - before
-        start = time.perf_counter()
-        self.queue.rebuild()
-        rebuild = time.perf_counter() - start
-        # Stale items are cleared away when there are three of them to a leaf: each bears its part of that.
-        return (seconds + rebuild * left_over / (3 * self.leaves)) * 1e6 / done, rebuild * 1e3
-
-    def run(self, victims: int) -> tuple[float, int]:
-        """Seconds that at least so many victims took, and how many they were."""
-        made, queue, spare, ledger = self.made, self.queue, self.spare, self.made.ledger
-        learning = made.learning
-        a_cycle = self.leaves // 100
-        cycles = -(-victims // a_cycle)
-        seconds = 0.0
-        for _ in range(cycles):
-            places = [made.rng.randrange(len(spare)) for _ in range(a_cycle)]
-            names = made.rng.sample(made.names, max(1, len(made.names) // 100))
-            tables = {name: made.table() for name in names}
-            start = time.perf_counter()
-            for place in places:
-                victim: Any = queue.first()
-                if learning is not None:
-                    learning.evicting("device", queue, victim)
-                    learning.left(victim)
-                    learning.computed(len(victim.key))
-                    learning.used([spare[place]])
-                queue.discard(victim)
-                leaf, spare[place] = spare[place], victim
-                self.accesses += 1
-                leaf.last_access_time = self.accesses
-                queue.add(leaf)
-            for name, table in tables.items():
-                ledger.set_table(name, table)
-            seconds += time.perf_counter() - start
-        return seconds, cycles * a_cycle
 
 
 def ledger_bytes_per_node(nodes: int = 10_000, depth: int = 10, sharers: int = 4) -> float:

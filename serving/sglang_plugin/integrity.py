@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from serving.sglang_plugin.values import value_of
+
 if TYPE_CHECKING:
     from serving.sglang_plugin.cache import ForecacheCache
 
@@ -28,14 +30,14 @@ def check_integrity(cache: ForecacheCache) -> None:
             if node.parent is not tree.root_node:
                 above = node.parent.entry.owners.get(owner, 0)
                 assert above & mask == mask, f"node {node.id}: {owner.workflow} owns {mask:b}, its parent {above:b}"
-        value = ledger.value_of(entry)
+        value = value_of(entry, ledger.combine)
         assert entry.value == value, f"node {node.id} has value {entry.value}, its owners give {value}"
         tables = sum(owner.table is not None for owner in entry.owners)
         assert entry.tables == tables, f"node {node.id} counts {entry.tables} tables, has {tables}"
         retired = ledger.is_retired(entry)
         assert bool(entry.retirement) == retired, f"node {node.id}: retirement {entry.retirement}, retired {retired}"
     for owner, its_nodes in owned.items():
-        found = set(ledger.nodes_of(owner))
+        found = set(owner.nodes())
         assert found == its_nodes, f"{owner.workflow}: tips lead to {len(found)} nodes, {len(its_nodes)} are its"
         assert owner.tips <= its_nodes, f"{owner.workflow} has a tip that it does not own"
     occupied = cache.pools.occupancy()
@@ -43,7 +45,7 @@ def check_integrity(cache: ForecacheCache) -> None:
     expected = cache.full_evictable_size() + cache.full_protected_size()
     assert on_device == expected, f"nodes hold {on_device} device tokens, SGLang counts {expected}"
     now = cache.clock()
-    for tier, queue in cache.queues.items():
+    for tier, queue in cache.victims.queues.items():
         if cache.learning is not None:  # what was learned since has changed keys that nobody has looked at
             queue.rebuild()
         in_order = queue.in_order()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cache_actor.messages import Eviction
-from serving.sglang_plugin.ledger import Entry
+from serving.sglang_plugin.entries import Entry
 
 # A node that more workflows own is nobody's in particular.
 MAX_OWNERS = 4

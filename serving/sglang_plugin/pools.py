@@ -50,7 +50,7 @@ class Pools:
             if owner is None or workflow in found:
                 continue
             found[workflow] = tiers = [0, 0]
-            nodes: Iterable[Any] = ledger.nodes_of(owner)
+            nodes: Iterable[Any] = owner.nodes()
             for node in nodes:
                 tiers[node.evicted] += len(node.key)
         return found

@@ -18,7 +18,7 @@ from cache_actor.messages import PrefetchOrder, Receipt
 
 if TYPE_CHECKING:
     from serving.sglang_plugin.cache import ForecacheCache
-    from serving.sglang_plugin.ledger import Owner
+    from serving.sglang_plugin.entries import Owner
 
 MAX_ORDERS = 256
 MAX_RECEIPTS = 1024
@@ -211,7 +211,7 @@ class Prefetcher:
     def _target(self, owner: Owner, agent: str) -> Any | None:
         """The deepest node of the agent's latest path that is on the host alone."""
         bit = self._cache.ledger.bit(agent)
-        owned: list[Any] = list(self._cache.ledger.nodes_of(owner))
+        owned: list[Any] = list(owner.nodes())
         nodes = [node for node in owned if node.entry.owners[owner] & bit]
         absent = [node for node in nodes if node.evicted and node.backuped]
         # The ids make the choice the same on every rank.

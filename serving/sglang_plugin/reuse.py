@@ -19,7 +19,8 @@ from cache_actor.policies import VALUE_ONE, EvictionPolicy
 from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import Evidence, ReuseTable, Situation
-from serving.sglang_plugin.ledger import RETURNED, UNNAMED, Entry, Ledger
+from serving.sglang_plugin.entries import RETURNED, UNNAMED, Entry
+from serving.sglang_plugin.ledger import Ledger
 from serving.sglang_plugin.order import VictimQueue
 
 Tier = Literal["device", "host"]

@@ -18,7 +18,9 @@ from typing import Any
 from cache_actor.policies import EvictionPolicy, make_policy
 from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
-from serving.sglang_plugin.ledger import Entry, Ledger, Memory
+from serving.sglang_plugin.entries import Entry
+from serving.sglang_plugin.ledger import Ledger
+from serving.sglang_plugin.memory import Memory
 from serving.sglang_plugin.order import VictimQueue
 from serving.sglang_plugin.reuse import Learning, Tier, Watches
 from serving.sglang_plugin.uses import Use
@@ -153,7 +155,7 @@ class Shadow:
 
     def _moved(self, workflow: str) -> None:
         if self._learning is not None and (owner := self.ledger.owners.get(workflow)) is not None:
-            self._lowered(list(self.ledger.nodes_of(owner)))
+            self._lowered(list(owner.nodes()))
 
     def _walk(self, at: _Block, digests: Iterable[Digest]) -> list[_Block]:
         found: list[_Block] = []
@@ -187,7 +189,7 @@ class Shadow:
     def _evict(self, victim: Any) -> None:
         if self._learning is not None:
             self._learning.evicting("device", self._queue, victim)
-            self._left[victim.digest] = self._learning.left(victim), self.ledger.memory(victim)
+            self._left[victim.digest] = self._learning.left(victim), Memory.of(victim.entry)
             if len(self._left) > 4 * BLOCKS:
                 self._left.popitem(last=False)
         self._queue.discard(victim)

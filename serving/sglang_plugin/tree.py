@@ -9,10 +9,10 @@ from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
 from sglang.srt.mem_cache.unified_cache.components.full import FullComponent
 from sglang.srt.mem_cache.unified_cache.unified_tree_core import UnifiedTreeCore, UnifiedTreeNode
 
-from serving.sglang_plugin.ledger import Entry
+from serving.sglang_plugin.entries import Entry
 
 if TYPE_CHECKING:
-    from serving.sglang_plugin.cache import ForecacheCache, Past
+    from serving.sglang_plugin.cache import ForecacheCache
 
 FULL = ComponentType.FULL
 
@@ -29,8 +29,8 @@ class ForecacheTreeCore(UnifiedTreeCore):
         super().reset()
         cache = self._cache
         cache.emptied()
-        self.evictable_device_leaves = cache.new_queue("device")
-        self.evictable_host_leaves = cache.new_queue("host")
+        self.evictable_device_leaves = cache.victims.new_queue("device")
+        self.evictable_host_leaves = cache.victims.new_queue("host")
 
     def _new_node(self, priority: int = 0) -> UnifiedTreeNode:
         node = super()._new_node(priority)
@@ -42,10 +42,7 @@ class ForecacheTreeCore(UnifiedTreeCore):
         cache = self._cache
         if cache.learning is not None:
             cache.learning.computed(len(node.key))
-        pieces: list[tuple[int, Past]] = []
-        if regret := cache.ghosts.came(node, lambda tokens, past: pieces.append((tokens, past))):
-            cache.counters["regret"] += regret
-            cache.came_back(node, pieces)
+        cache.returns.came(node)
         return node
 
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
@@ -54,7 +51,7 @@ class ForecacheTreeCore(UnifiedTreeCore):
             learning.computed(len(node.key))
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
-        self._cache.left(node)
+        self._cache.returns.left(node)
         super()._unregister_node(node)
 
 
@@ -77,15 +74,15 @@ class ForecacheFullComponent(FullComponent):
     ) -> int | None:
         if tracker[self.component_type] >= self._evict_device_request_cnt:
             return None
-        queue = self.tree_core.evictable_device_leaves
-        victim = self.cache.next_victim(queue)
+        queue, victims = self.tree_core.evictable_device_leaves, self.cache.victims
+        victim = victims.next(queue)
         if victim is None:
             return None
-        self.cache.cut(victim, "device", self.cache.wanted - tracker[self.component_type])
+        victims.cut(victim, "device", victims.wanted - tracker[self.component_type])
         # SGLang may fail to evict it (a write-back without room); it must not be offered twice in one walk.
         queue.set_aside(victim)
         self._passed_over.append(victim)
-        self.cache.count_eviction("device", victim)
+        victims.count("device", victim)
         node_id: int = victim.id
         return node_id
 
@@ -102,8 +99,8 @@ class ForecacheFullComponent(FullComponent):
         host_frees: dict[ComponentType, list[torch.Tensor]],
         cache_actions: list[Any],
     ) -> None:
-        queue = self.tree_core.evictable_host_leaves
-        while tracker[self.component_type] < num_tokens and (victim := self.cache.next_victim(queue)) is not None:
-            self.cache.cut(victim, "host", num_tokens - tracker[self.component_type])
-            self.cache.count_eviction("host", victim)
+        queue, victims = self.tree_core.evictable_host_leaves, self.cache.victims
+        while tracker[self.component_type] < num_tokens and (victim := victims.next(queue)) is not None:
+            victims.cut(victim, "host", num_tokens - tracker[self.component_type])
+            victims.count("host", victim)
             self.tree_core._evict_host_leaf(victim, tracker, device_frees, host_frees, cache_actions=cache_actions)

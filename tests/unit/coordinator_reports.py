@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
+from cache_actor.messages import Anchor, CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
 from predictor_actor.base import HORIZON, Forecasts, Prefix
 
 
@@ -27,18 +27,22 @@ class MadeUpEngine:
         seen: Sequence[WorkflowSeen] = (),
         cache: Sequence[EngineReport] = (),
         applied: int = 0,
+        anchors: Sequence[Anchor] = (),
+        warmed: Mapping[str, bool] | None = None,
     ) -> SyncReport:
         return SyncReport(
-            self.id,
-            self.epoch,
-            next(self.numbers),
-            applied,
-            list(events),
-            dict(ended or {}),
-            list(seen),
-            list(cache),
-            0,
-            0,
+            engine=self.id,
+            epoch=self.epoch,
+            number=next(self.numbers),
+            applied_plan=applied,
+            events=list(events),
+            ended=dict(ended or {}),
+            seen=list(seen),
+            cache=list(cache),
+            anchors=list(anchors),
+            warmed=dict(warmed or {}),
+            running=0,
+            waiting=0,
         )
 
 

@@ -15,7 +15,7 @@ def who(workflow: str, agent: str = "coder") -> RequestIdentity:
 def played(log: CallLog, workflows: int, calls: int = 3) -> None:
     for number in range(workflows):
         for place in range(calls):
-            log.began(who(f"w{number}", f"a{place}"), 100.0 + place, 10)
+            log.began(who(f"w{number}", f"a{place}"), 100.0 + place, range(10))
             log.over(who(f"w{number}", f"a{place}"), 100.5 + place, Usage(True, 12, 3, 4, 5))
 
 
@@ -68,7 +68,7 @@ class TestReports:
     def test_it_is_bounded(self) -> None:
         log = CallLog("e", 7, 10)
         for number in range(MAX_EVENTS + 100):
-            log.began(who(f"w{number}"), 1.0, 1)
+            log.began(who(f"w{number}"), 1.0, ())
         report = log.report(0, 0)
         assert len(report.events) <= MAX_EVENTS
         assert len(report.seen) <= 10
@@ -119,7 +119,7 @@ class TestLoss:
         played(log, 1)
         log.end("w0", "idle")
         report = log.report(0, 0)
-        log.began(who("w0"), 300.0, 5)
+        log.began(who("w0"), 300.0, ())
         log.lost(report)
         again = log.report(0, 0)
         assert again.ended == {}

@@ -10,7 +10,16 @@ import pytest
 import pytest_asyncio
 
 from cache_actor.coordinator_config import CoordinatorConfig
-from cache_actor.messages import EnginePlan, EngineReport, RequestIdentity, SyncAnswer, SyncReport, decode, encode
+from cache_actor.messages import (
+    Anchor,
+    EnginePlan,
+    EngineReport,
+    RequestIdentity,
+    SyncAnswer,
+    SyncReport,
+    decode,
+    encode,
+)
 from serving import coordination
 from serving.call_log import CallLog
 from serving.calls import Usage
@@ -65,10 +74,18 @@ class Desk:
     def __init__(self) -> None:
         self.coordinator = Coordinator()
         self.scheduler = Scheduler()
+        self.warmed: list[list[int]] = []
+        self.warm_error: Exception | None = None
         config = CoordinatorConfig(heartbeat_s=0.05, coalesce_s=0.001)
         self.log = CallLog("e", EPOCH, 100)
-        self.talk = Coordination(config, self.coordinator, self.log, self.scheduler, lambda: (1, 2))  # type: ignore[arg-type]
+        self.talk = Coordination(config, self.coordinator, self.log, self.scheduler, lambda: (1, 2), self.warm)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.talk.run())
+
+    async def warm(self, ids: list[int]) -> bool:
+        self.warmed.append(ids)
+        if self.warm_error is not None:
+            raise self.warm_error
+        return True
 
     async def until(self, condition: Callable[[], Any]) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -91,7 +108,7 @@ def plan(number: int, **fields: Any) -> EnginePlan:
 
 class TestTalk:
     async def test_calls_are_reported_soon_and_silence_at_heartbeats(self, desk: Desk) -> None:
-        desk.talk.began(WHO, 10)
+        desk.talk.began(WHO, [1] * 10)
         desk.talk.over(WHO, Usage(True, 10, 3, 4, 5))
         await desk.until(lambda: any(len(report.events) == 2 for report in desk.coordinator.reports))
         count = len(desk.coordinator.reports)
@@ -119,10 +136,24 @@ class TestTalk:
         assert desk.talk.priority("w") == MIDDLE_PRIORITY
 
     async def test_a_coordinator_that_does_not_know_the_engine_is_told_all(self, desk: Desk) -> None:
-        desk.talk.began(WHO, 10)
+        desk.talk.began(WHO, [1] * 10)
         await desk.until(lambda: any(report.events for report in desk.coordinator.reports))
         desk.coordinator.answers = [SyncAnswer(EPOCH, True, None), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: any(report.seen for report in desk.coordinator.reports))
+
+
+class TestWarmUp:
+    @pytest.mark.parametrize("error", [None, ValueError("too long")])
+    async def test_an_anchor_is_computed_and_the_coordinator_hears_of_it(
+        self, desk: Desk, error: Exception | None
+    ) -> None:
+        desk.warm_error = error
+        order = EnginePlan(4, 10.0, [], {}, [], warm_ups=[Anchor("coder", b"\x05\0\0\0\x06\0\0\0")])
+        desk.coordinator.answers = [SyncAnswer(EPOCH, False, order), SyncAnswer(EPOCH, False, None)]
+        await desk.until(lambda: any(report.warmed for report in desk.coordinator.reports))
+        assert desk.warmed == [[5, 6]]
+        assert next(one.warmed for one in desk.coordinator.reports if one.warmed) == {"coder": error is None}
+        assert desk.scheduler.plans == []
 
 
 class TestTrouble:
@@ -131,7 +162,7 @@ class TestTrouble:
         self, desk: Desk, answer: Exception | bytes | None
     ) -> None:
         desk.coordinator.answers = [answer, answer, SyncAnswer(EPOCH, True, plan(4)), SyncAnswer(EPOCH, False, None)]
-        desk.talk.began(WHO, 10)
+        desk.talk.began(WHO, [1] * 10)
         desk.talk.ended("v", "final")
         await desk.until(lambda: desk.scheduler.plans)
         assert desk.talk.connected
@@ -142,7 +173,7 @@ class TestTrouble:
         assert heard.number > 3  # so that whoever heard the first two knows that their answers were not
 
     async def test_a_scheduler_that_is_silent_is_told_anew(self, desk: Desk) -> None:
-        desk.talk.began(WHO, 10)
+        desk.talk.began(WHO, [1] * 10)
         desk.scheduler.silent = True
         desk.coordinator.answers = [SyncAnswer(EPOCH, False, plan(4)), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: any(report.seen for report in desk.coordinator.reports))

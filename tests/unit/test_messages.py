@@ -16,6 +16,7 @@ from cache_actor.codec import MessageError
 from cache_actor.messages import (
     MAX_MESSAGE_BYTES,
     VERSION,
+    Anchor,
     Ask,
     Beat,
     CallEvent,
@@ -60,6 +61,7 @@ FIGURES = st.dictionaries(SHORT, COUNTS, max_size=4)
 PARAMETERS = st.dictionaries(SHORT, st.booleans() | INTEGERS | FLOATS | SHORT, max_size=4)
 ORDERS = st.builds(PrefetchOrder, COUNTS, SHORT, SHORT, INTEGERS, COUNTS)
 RECEIPTS = st.builds(Receipt, COUNTS, SHORT, COUNTS, SHORT)
+ANCHORS = st.builds(Anchor, SHORT, st.binary(max_size=12))
 EVICTIONS = st.builds(Eviction, SHORT, SHORT, SHORT, COUNTS)
 PLANS = st.builds(
     EnginePlan,
@@ -73,6 +75,7 @@ PLANS = st.builds(
     prefetch=st.none() | SHORT,
     renew=st.booleans(),
     priorities=st.none() | st.dictionaries(SHORT, INTEGERS, max_size=4),
+    warm_ups=st.none() | st.lists(ANCHORS, max_size=2),
 )
 RESIDENCY = st.dictionaries(SHORT, st.lists(COUNTS, max_size=3), max_size=3)
 REPORTS = st.builds(
@@ -105,6 +108,8 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         st.dictionaries(SHORT, SHORT, max_size=3),
         st.lists(SEEN, max_size=2),
         st.lists(REPORTS, max_size=2),
+        st.lists(ANCHORS, max_size=2),
+        st.dictionaries(SHORT, st.booleans(), max_size=2),
         COUNTS,
         COUNTS,
     ),
@@ -130,13 +135,27 @@ CALL: list[Any] = ["rid", 7, IDENTITY]
 STARTED: list[Any] = ["calls_started", [CALL]]
 ORDER: list[Any] = [5, "w", "a", 9, 300]
 PLAN_FIELDS: list[Any] = [1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], "lookahead", {"strict": True}, "off"]
-PLAN: list[Any] = ["plan", *PLAN_FIELDS, True, {"w": 70}]
+PLAN: list[Any] = ["plan", *PLAN_FIELDS, True, {"w": 70}, [["a", b"1234"]]]
 RECEIPT: list[Any] = [5, "clipped", 128, "no room"]
 EVICTION: list[Any] = ["w", "device", "retired", 64]
 REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}, {"w": [5, 6]}, [EVICTION]]
 EVENT: list[Any] = ["w", "a", True, 1.5, 7, 2, 3, 1, None]
 SEEN_PARTS: list[Any] = ["w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0]
-SYNC: list[Any] = ["sync", "e", 3, 4, 5, [EVENT], {"v": "final"}, [SEEN_PARTS], [REPORT[1:]], 2, 1]
+SYNC: list[Any] = [
+    "sync",
+    "e",
+    3,
+    4,
+    5,
+    [EVENT],
+    {"v": "final"},
+    [SEEN_PARTS],
+    [REPORT[1:]],
+    [["a", b"1234"]],
+    {"b": True},
+    2,
+    1,
+]
 SYNC_ANSWER: list[Any] = ["sync_answer", 3, False, PLAN[1:]]
 ENDED: list[Any] = ["ended", ["w", "v"]]
 ASK: list[Any] = ["ask", 4, "dump"]
@@ -152,6 +171,7 @@ EXAMPLE_PLAN = EnginePlan(
     prefetch="off",
     renew=True,
     priorities={"w": 70},
+    warm_ups=[Anchor("a", b"1234")],
 )
 EXAMPLE_REPORT = EngineReport(
     plan=1,
@@ -179,6 +199,8 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
             ended={"v": "final"},
             seen=[WorkflowSeen("w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0)],
             cache=[EXAMPLE_REPORT],
+            anchors=[Anchor("a", b"1234")],
+            warmed={"b": True},
             running=2,
             waiting=1,
         ),
@@ -346,6 +368,8 @@ MALFORMED = {
     "number for renew": changed(PLAN, 9, 1),
     "list for priorities": changed(PLAN, 10, ["w", 70]),
     "float for a priority": changed(PLAN, 10, {"w": 0.5}),
+    "text for an anchor's ids": changed(PLAN, 11, [["a", "1234"]]),
+    "number for whether a warm-up was done": changed(SYNC, 10, {"b": 1}),
     "number for accepted": changed(REPORT, 2, 1),
     "number for residency": changed(REPORT, 7, {"w": 5}),
     "float in residency": changed(REPORT, 7, {"w": [5, 6.0]}),

@@ -23,7 +23,7 @@ def plan(number: int, **fields: Any) -> EnginePlan:
 def first_call(bare: BareCache, workflow: str) -> Any:
     """A call's identity reaches the cache, as at its first match; the workflow as the ledger knows it."""
     envelope = decode_kv_hints_envelope(kv_hints(RequestIdentity(workflow, "planner"), "call"))
-    caller = bare.cache._caller(SimpleNamespace(kv_hints=envelope))
+    caller = bare.cache.callers.of(SimpleNamespace(kv_hints=envelope))
     assert caller is not None
     return caller.owner
 
@@ -52,7 +52,7 @@ class TestTables:
 
     def test_those_that_wait_are_bounded(self) -> None:
         bare = BareCache(100, "lookahead")
-        bare.cache._max_workflows = 10
+        bare.cache.tables._limit = 10
         bare.cache.apply(plan(1, tables={f"w{number}": {"planner": number} for number in range(1, 15)}))
         assert [first_call(bare, f"w{number}").table is None for number in (4, 5, 14)] == [True, False, False]
 

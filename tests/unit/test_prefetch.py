@@ -21,7 +21,8 @@ from cache_actor.messages import EnginePlan, PrefetchOrder, Receipt, Told, decod
 from cache_actor.policies.base import Combine
 from serving.benchmark.bare_cache import BareCache
 from serving.sglang_plugin.dump import answer, dump
-from serving.sglang_plugin.ledger import Entry, Ledger
+from serving.sglang_plugin.entries import Entry
+from serving.sglang_plugin.ledger import Ledger
 from serving.sglang_plugin.prefetch import MAX_ORDERS, MAX_RECEIPTS, Prefetcher
 from serving.sglang_plugin.uses import Use
 

@@ -16,7 +16,7 @@ from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import Situation
 from serving.benchmark.bare_cache import BareCache, make_cache
 from serving.sglang_plugin.dump import dump
-from serving.sglang_plugin.ledger import UNNAMED, Entry, Owner
+from serving.sglang_plugin.entries import UNNAMED, Entry, Owner
 from serving.sglang_plugin.reuse import MAX_WATCHES, Learning, situation_of
 from serving.sglang_plugin.settings import CacheSettings
 from serving.sglang_plugin.uses import Use

@@ -17,6 +17,7 @@ from cache_actor.runtime_policies import RUNTIME_POLICIES, make_runtime_policies
 def cluster_of(workflows: int, forecast: bool = True) -> Cluster:
     """Paused workflows on one engine, most of each on the host."""
     cluster, engine = Cluster(), MadeUpEngine()
+    cluster.anchors["tester"] = b"1234"
     names = [f"w{number}" for number in range(workflows)]
     cluster.hear(engine.report(*[began(name) for name in names]), 1.0)
     cluster.hear(
@@ -54,6 +55,9 @@ class TestContract:
     def test_with_forecasts_it_does_something(self, name: str) -> None:
         cluster = cluster_of(3)
         (policy,) = make_runtime_policies([name])
+        for number in range(20):  # a workflow whose next agent can be told from the one that calls
+            for agent in ("coder", "tester", "planner"):
+                policy.observe(began(f"v{number}", agent), cluster.engines["e"])
         draft = Draft()
         policy.act(list(cluster.workflows.values()), cluster.engines["e"], cluster, draft)
         assert draft != Draft()

@@ -133,5 +133,5 @@ class ClairvoyantCache(ForecacheCache):
             begin += len(node.key)
         return cut
 
-    def _key(self, tier: Tier, node: Any, now: float) -> Key:
+    def victim_key(self, tier: Tier, node: Any, now: float) -> Key:
         return (-self.future.next_use(getattr(node, "forecache_place", None), now), node.last_access_time)

@@ -23,7 +23,8 @@ from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
 from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
 from serving.benchmark.workloads.arrivals import Arrivals
-from serving.sglang_plugin.cache import POLICY_NS, ForecacheCache
+from serving.sglang_plugin.cache import ForecacheCache
+from serving.sglang_plugin.counters import POLICY_NS
 from serving.sglang_plugin.settings import CacheSettings
 
 # So large a vocabulary that different texts begin alike by no chance.

@@ -1,0 +1,18 @@
+"""What a cache counts of itself: tokens, events, and the processor time of the policy."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+# The counter of processor time, in nanoseconds; the others count tokens, or events.
+POLICY_NS = "policy_ns"
+
+
+def count_prompt(counters: Counter[str], req: Any) -> None:
+    """A request is over: where the tokens of its prompt came from."""
+    prompt = len(req.origin_input_ids)
+    counters["prompt"] += prompt
+    counters["hit_device"] += req.cached_tokens_device
+    counters["hit_host"] += req.cached_tokens_host
+    counters["computed"] += max(0, prompt - req.cached_tokens_device - req.cached_tokens_host)

@@ -99,7 +99,7 @@ def decode(record: bytes) -> WorkflowTrace | None:
     _, workflow, source, ending, started_at, agents, calls = fields
     if type(agents) is not dict or type(calls) is not list:
         raise RecordError(f"agents are a map and calls a list, not {reprlib.repr([agents, calls])}")
-    facts = {name: _facts(value) for name, value in agents.items()}
+    facts = {name: facts_of_fields(value) for name, value in agents.items()}
     return make_trace(workflow, [_call(value) for value in calls], ending, started_at, facts, source)
 
 
@@ -117,11 +117,11 @@ def make_call(
     Raises:
         RecordError: a value that a call cannot have.
     """
-    _check_name("agent", agent)
+    check_name("agent", agent)
     _check_count("prompt_tokens", prompt_tokens)
     _check_count("output_tokens", output_tokens)
     if tool is not None:
-        _check_name("tool", tool)
+        check_name("tool", tool)
     if hidden is not None and (type(hidden) is not bytes or not 0 < len(hidden) <= MAX_HIDDEN_BYTES or len(hidden) % 2):
         raise RecordError(f"hidden is 2 to {MAX_HIDDEN_BYTES} bytes of float16, not {reprlib.repr(hidden)}")
     start = None if start_s is None else _seconds("start_s", start_s)
@@ -144,7 +144,7 @@ def make_trace(
     Raises:
         RecordError: a value that a trace cannot have.
     """
-    _check_name("workflow", workflow)
+    check_name("workflow", workflow)
     if type(source) is not str or len(source) > MAX_NAME:
         raise RecordError(f"source is a text of at most {MAX_NAME} characters, not {reprlib.repr(source)}")
     if type(ending) is not str or ending not in _ENDINGS:
@@ -155,7 +155,7 @@ def make_trace(
     if len(facts) > MAX_CALLS:
         raise RecordError(f"it has {len(facts)} agents; the limit is {MAX_CALLS}")
     for name, known in facts.items():
-        _check_name("agent", name)
+        check_name("agent", name)
         _check_facts(known)
     return WorkflowTrace(
         workflow, tuple(calls), cast(Ending, ending), _seconds("started_at", started_at), facts, source
@@ -168,10 +168,17 @@ def _call(fields: object) -> Call:
     return make_call(*fields)
 
 
-def _facts(fields: object) -> AgentFacts:
+def facts_of_fields(fields: object) -> AgentFacts:
+    """An agent's facts of what was read.
+
+    Raises:
+        RecordError: a value that they cannot have.
+    """
     if type(fields) is not list or len(fields) != 2 or type(fields[1]) is not list:
         raise RecordError(f"an agent's facts are [anchor_tokens, anchor_hashes], not {reprlib.repr(fields)}")
-    return AgentFacts(fields[0], tuple(fields[1]))
+    facts = AgentFacts(fields[0], tuple(fields[1]))
+    _check_facts(facts)
+    return facts
 
 
 def _check_facts(facts: AgentFacts) -> None:
@@ -183,7 +190,8 @@ def _check_facts(facts: AgentFacts) -> None:
             raise RecordError(f"a piece of an anchor is an integer of 64 bits, not {reprlib.repr(piece)}")
 
 
-def _check_name(what: str, name: Any) -> None:
+def check_name(what: str, name: Any) -> None:
+    """Raises RecordError if it cannot be a name."""
     if type(name) is not str or not 0 < len(name) <= MAX_NAME:
         raise RecordError(f"{what} is a name of 1 to {MAX_NAME} characters, not {reprlib.repr(name)}")
 

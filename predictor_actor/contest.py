@@ -117,4 +117,5 @@ def has_drifted(candidate: Candidate) -> bool:
 
 def _losses(candidate: Candidate, count: int) -> npt.NDArray[np.float64]:
     latest = list(candidate.scores)[len(candidate.scores) - count :]
-    return np.array([score.loss for score in latest]).reshape(count, HORIZON).mean(axis=1)
+    losses: npt.NDArray[np.float64] = np.array([score.loss for score in latest]).reshape(count, HORIZON).mean(axis=1)
+    return losses

@@ -50,7 +50,8 @@ class Kept:
             return []
         try:
             files = sorted(files_in(self._folder, (SUFFIX,)), key=lambda file: file[0].stat().st_mtime_ns, reverse=True)
-            newest, size = [], 0
+            newest: list[Path] = []
+            size = 0
             for path, length in files:
                 size += length
                 if newest and size > _READ_BYTES:

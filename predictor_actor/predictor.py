@@ -117,7 +117,8 @@ class PredictorReplica:
             logger.warning("forecache: a predictor was refused: %s", error)
         return {"loaded": not reason, "reason": reason, "model": self._learning.status()["model"]}
 
-    async def __del__(self) -> None:
+    def __del__(self) -> None:
+        """Ray Serve calls this when the replica stops, before it kills the actor."""
         self._training.kill()
         for task in getattr(self, "_tasks", ()):
             task.cancel()

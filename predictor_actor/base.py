@@ -140,6 +140,10 @@ class Forecasts:
     def __len__(self) -> int:
         return len(self.steps)
 
+    def rows(self, start: int, end: int) -> Forecasts:
+        """Those of some of the workflows."""
+        return Forecasts(self.agents, self.steps[start:end], self.model)
+
     def survival(self) -> npt.NDArray[np.float32]:
         """s(1)..s(K): the probability that a k-th next call is made. Shape (B, K), never rising with k."""
         alive: npt.NDArray[np.float32] = 1.0 - self.steps[:, :, -1]

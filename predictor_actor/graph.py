@@ -70,6 +70,11 @@ class CallGraph:
         self.version = 0
 
     @property
+    def calls(self) -> int:
+        """How many calls have been observed, those before a restored view included as far as it tells."""
+        return self._calls
+
+    @property
     def counts(self) -> npt.NDArray[np.integer]:
         """As `GraphView.counts`, and not to be changed."""
         size = len(self.agents) + 1

@@ -66,6 +66,10 @@ class GraphSage(Predictor):
         self._embedded: tuple[Tensor, Newcomers] | None = None
         self._embedded_at: tuple[int, tuple[str, ...]] = (0, ())
 
+    def over(self, markov: Markov) -> GraphSage:
+        """The same model over another chain."""
+        return GraphSage(self.model, self.calibration, markov, self.version)
+
     def introduce(self, facts: Mapping[str, AgentFacts]) -> None:
         self.markov.introduce(facts)
 

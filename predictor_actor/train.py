@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -127,7 +128,7 @@ def _train(traces: Sequence[WorkflowTrace], config: TrainConfig, progress: Progr
         markov.learn(trace)
     held_out = [calibration.apply(logits, fold.paths.prior) for logits, fold in kept]
     return Trained(
-        GraphSage(model, calibration, markov, version=f"seed{config.seed}"),
+        GraphSage(model, calibration, markov, _digest(model)),
         round(sum(epochs) / len(epochs)),
         _nll(torch.cat(held_out), torch.cat([fold.targets for _, fold in kept])),
         _nll(torch.cat([fold.paths.prior for _, fold in kept]), torch.cat([fold.targets for _, fold in kept])),
@@ -225,6 +226,14 @@ def _nll(steps: Tensor, targets: Tensor) -> tuple[float, ...]:
         given = steps[known, k].gather(1, targets[known, k][:, None])
         found.append(-torch.log(given.clamp(min=FLOOR)).mean().item())
     return tuple(found)
+
+
+def _digest(model: Forecaster) -> str:
+    """Tells models apart: equal weights, equal version."""
+    found = hashlib.sha256()
+    for weights in model.state_dict().values():
+        found.update(weights.numpy().tobytes())
+    return found.hexdigest()[:8]
 
 
 def _copy(model: Forecaster) -> State:

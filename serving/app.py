@@ -10,16 +10,19 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from cache_actor.coordinator import CacheCoordinator
+from predictor_actor.predictor import PredictorReplica, PredictorSettings
 from serving.config import AppConfig, DeploymentConfig
 from serving.engine import EngineReplica
 from serving.engine_args import config_arguments
 from serving.ingress import Ingress
+from serving.models import cache_folder, file_name
 from serving.router import WorkflowRouter
 from serving.sglang_plugin.detect import default_device
 
 ENGINE = "EngineReplica"
 INGRESS = "Ingress"
 COORDINATOR = "CacheCoordinator"
+PREDICTOR = "Predictor"
 _HEALTH_CHECK_TIMEOUT_S = 30
 # Each has one report under way at a time.
 _MOST_ENGINES = 4096
@@ -55,7 +58,34 @@ def coordinator_of(config: AppConfig) -> serve.Application | None:
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=1.0,
     )
-    return coordinator.bind(config.coordinator, None, config.identity.idle_timeout_s)
+    return coordinator.bind(config.coordinator, predictor_deployment(config), config.identity.idle_timeout_s)
+
+
+def predictor_deployment(config: AppConfig) -> serve.Application | None:
+    """The predictor, to be bound to whoever asks it; None if there is to be none."""
+    predictor = config.predictor
+    if not predictor.enabled:
+        return None
+    folder = predictor.traces_dir
+    if folder is None:
+        folder = str(cache_folder() / "predictor" / file_name(config.model.served_name))
+    settings = PredictorSettings(
+        checkpoint=predictor.checkpoint,
+        folder=folder,
+        learn=predictor.learn,
+        retrain_max_s=predictor.retrain_max_s,
+        retrain_threads=predictor.retrain_threads,
+        max_batch_size=predictor.max_batch_size,
+        batch_wait_s=predictor.batch_wait_s,
+    )
+    deployment = serve.deployment(PredictorReplica, name=PREDICTOR).options(
+        num_replicas=predictor.num_replicas,
+        max_ongoing_requests=predictor.max_ongoing_requests,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=config.health.check_period_s,
+        graceful_shutdown_timeout_s=config.deployment.graceful_shutdown_timeout_s,
+    )
+    return deployment.bind(settings)
 
 
 def engine_options(config: AppConfig) -> dict[str, Any]:

@@ -106,6 +106,9 @@ def cache_cost(
 @bench.command("predictor")
 def predictor(
     rounds: Annotated[int, typer.Option(min=1, help="Batches that a time is the median of.")] = 30,
+    load: Annotated[
+        bool, typer.Option("--load", help="Instead two replicas under 500 requests a second, on a Ray of their own.")
+    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -116,13 +119,14 @@ def predictor(
     from rich.console import Console
 
     from serving.benchmark import predictor_cost as cost
+    from serving.benchmark import predictor_load
 
     try:
         with Console(stderr=True).status("starting") as status:
-            figures = cost.measure(rounds, status.update)
+            figures = predictor_load.measure(status.update) if load else cost.measure(rounds, status.update)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    _beside(cost.BUDGETS, figures, check, as_json)
+    _beside(predictor_load.BUDGETS if load else cost.BUDGETS, figures, check, as_json)
 
 
 @bench.command("coordinator")

@@ -186,6 +186,30 @@ class CacheConfig(StrictModel):
         return self
 
 
+class PredictorConfig(StrictModel):
+    """Who forecasts which agents come next, and how it learns."""
+
+    enabled: bool = Field(True, description="Whether a predictor runs.")
+    num_replicas: PositiveInt = Field(1, description="Replicas; each learns from the requests that it is given.")
+    checkpoint: str = Field(
+        "",
+        description="Folder written by `forecache train`, to start with; by default the predictor that served last.",
+    )
+    traces_dir: str | None = Field(
+        None,
+        description="Folder for workflows that have ended and the predictor trained on them, at most 256 MB of "
+        "workflows; by default `predictor/` and the model's name in Forecache's cache folder; empty: nothing is kept.",
+    )
+    learn: bool = Field(True, description="Whether predictors are trained while serving, in a process of low priority.")
+    retrain_max_s: PositiveFloat = Field(120.0, description="Seconds after which such a training is brought to an end.")
+    retrain_threads: PositiveInt = Field(1, description="Compute threads of such a training.")
+    max_batch_size: PositiveInt = Field(64, description="Requests that are answered together.")
+    batch_wait_s: float = Field(
+        0.002, ge=0, description="How long a request waits for others to be answered with, in seconds."
+    )
+    max_ongoing_requests: PositiveInt = Field(1024, description="Requests that one replica is given at once.")
+
+
 class RouterConfig(StrictModel):
     """Which engine gets a workflow."""
 
@@ -209,3 +233,4 @@ class AppConfig(StrictModel):
     cache: CacheConfig = Field(default_factory=CacheConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
     coordinator: CoordinatorConfig = Field(default_factory=lambda: CoordinatorConfig())
+    predictor: PredictorConfig = Field(default_factory=PredictorConfig)

@@ -123,7 +123,7 @@ def screen(status: dict[str, Any], latest: list[dict[str, Any]]) -> Group:
     if prompt:
         device, host = counts.get("hit_device", 0) / prompt, counts.get("hit_host", 0) / prompt
         hits = f"; hits {device + host:.1%} (device {device:.1%}, host {host:.1%})"
-    serving = predictor.get("error") or predictor.get("serving") or "none"
+    serving = predictor.get("error") or predictor.get("model") or "none"
     head = Text(f"coordinator {status['mode']}; {status['workflows']} workflows{hits}\npredictor: {serving}")
     if accuracy:
         head.append(f"; right: {accuracy}")

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import orjson
 
-from serving.models import cache_folder
+from serving.models import cache_folder, file_name
 
 logger = logging.getLogger("forecache")
 
@@ -30,8 +29,7 @@ class LearnedFile:
 
     def __init__(self, folder: str | None, model: str) -> None:
         self._off = folder == ""
-        name = re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
-        self.path = (Path(folder) if folder else cache_folder() / "learned") / f"{name}.json"
+        self.path = (Path(folder) if folder else cache_folder() / "learned") / f"{file_name(model)}.json"
 
     def copy_to(self, folder: Path) -> str:
         """A copy that stays as it is while engines write the file; its path, empty if there is nothing to copy.

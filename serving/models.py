@@ -7,6 +7,7 @@ import difflib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
 import sys
@@ -24,7 +25,7 @@ from serving.config import ModelConfig
 if TYPE_CHECKING:
     import rich.progress
 
-__all__ = ["BUILT_IN", "ConsoleProgress", "ModelError", "Progress", "cache_folder", "prepare_model"]
+__all__ = ["BUILT_IN", "ConsoleProgress", "ModelError", "Progress", "cache_folder", "file_name", "prepare_model"]
 
 MANIFEST = "forecache.json"
 BUILT_IN: dict[str, Callable[[ModelConfig], Recipe]] = {
@@ -64,6 +65,11 @@ def cache_folder(cache_dir: Path | None = None) -> Path:
     """`cache_dir`, else the environment's FORECACHE_CACHE_DIR, else the user's cache folder; absolute."""
     chosen = cache_dir or os.environ.get("FORECACHE_CACHE_DIR") or platformdirs.user_cache_dir("forecache")
     return Path(os.path.abspath(os.path.expanduser(chosen)))
+
+
+def file_name(model: str) -> str:
+    """What files and folders of a model are called, by the name it is served under."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", model)[:100]
 
 
 def is_path(source: str) -> bool:

@@ -24,6 +24,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "limits": {"max_body_bytes": 200_000, "max_inflight_requests": 64},
         "identity": {"idle_timeout_s": 8},
         "cache": {"learned_dir": ""},
+        "predictor": {"traces_dir": ""},
     }
     running = Server(tmp_path_factory.mktemp("server"), args)
     try:

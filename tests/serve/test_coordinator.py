@@ -171,7 +171,7 @@ class TestWhatIsSeen:
 class TestDeaths:
     """A request never depends on the slow loop; what it knew is there again soon."""
 
-    @pytest.mark.parametrize("deployment", ["CacheCoordinator", "PredictorReplica"])
+    @pytest.mark.parametrize("deployment", ["CacheCoordinator", "Predictor"])
     def test_no_request_fails_and_plans_go_on(self, server: Server, deployment: str) -> None:
         play(server, f"kept-{deployment}", end=False)
         calls = Calls(server, f"under-{deployment}")

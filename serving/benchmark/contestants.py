@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from cache_actor.policies import make_policy
 
-Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools"]
+Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools", "predictor"]
 Prefetch = Literal["off", "conservative", "aggressive"]
 
 _NOISY = re.compile(r"(lookahead|reuse)-noisy\(([0-9.]+)\)$")
@@ -32,7 +32,8 @@ class Contestant:
         session_refs: SGLang's own preference for evicting what no open session refers to.
         unlimited: nothing is ever evicted: the floor.
         coordinator: the whole system decides: coordinator and predictor run beside the engines, and nobody tells them
-            the future. `trained`: the predictor begins with what it has learned of other workflows of the kind.
+            the future. In a replay the predictor alone forecasts, in the place of both.
+        trained: the predictor begins with what it has learned of other workflows of the kind, not with nothing.
         clairvoyant: victims by the true next use of every node (Belady), which only a replay can know.
     """
 
@@ -50,6 +51,7 @@ class Contestant:
     trained: bool = False
 
 
+_SYSTEM = {"policy": "reuse", "forecasts": "predictor", "prefetch": "conservative", "coordinator": True}
 _PLAIN: dict[str, dict[str, Any]] = {
     "stock": {"backend": "sglang"},
     "session-refs": {"backend": "sglang", "session_refs": True},
@@ -67,8 +69,8 @@ _PLAIN: dict[str, dict[str, Any]] = {
     "reuse-uniform": {"policy": "reuse", "forecasts": "uniform"},
     "reuse-markov": {"policy": "reuse", "forecasts": "markov"},
     "reuse-oracle": {"policy": "reuse", "forecasts": "oracle"},
-    "forecache": {"policy": "reuse", "prefetch": "conservative", "coordinator": True},
-    "forecache-trained": {"policy": "reuse", "prefetch": "conservative", "coordinator": True, "trained": True},
+    "forecache": _SYSTEM,
+    "forecache-trained": _SYSTEM | {"trained": True},
     "belady": {"clairvoyant": True},
     "unlimited": {"policy": "lru", "unlimited": True},
 }

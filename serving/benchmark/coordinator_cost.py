@@ -93,12 +93,12 @@ def measure(load: Load, progress: Progress) -> Figures:
     from ray import serve
 
     from serving.app import coordinator_of
-    from serving.config import AppConfig
+    from serving.config import AppConfig, PredictorConfig
 
     progress(0.0, "starting Ray")
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     try:
-        config = AppConfig(coordinator=CoordinatorConfig())
+        config = AppConfig(coordinator=CoordinatorConfig(), predictor=PredictorConfig(traces_dir=""))
         application = coordinator_of(config)
         assert application is not None
         handle = serve.run(application, name="coordinator", route_prefix=None, logging_config={"log_level": "ERROR"})

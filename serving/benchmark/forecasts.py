@@ -232,3 +232,7 @@ def source_of(contestant: Contestant, workload: Workload, seed: int) -> Source |
             return Survival(cachescout=contestant.parameters.get("form") == "multiplicative")
         case "tools":
             return Tools()
+        case "predictor":
+            from serving.benchmark.learned_forecasts import LearnedForecasts  # torch, which nobody else needs
+
+            return LearnedForecasts(contestant.trained)

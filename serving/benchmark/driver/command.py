@@ -39,7 +39,8 @@ def run(
     Starts engines by the suite's own config, plays every policy once a round on the same workflows and an emptied
     cache, and writes DIR/records.jsonl as it goes, then DIR/results.json and DIR/index.html. Policies: stock,
     session-refs, lru, lifecycle, lookahead-uniform, -markov, -oracle, -noisy(X), steps, survival, cachescout, ttl,
-    reuse, reuse-uniform, -markov, -oracle, -noisy(X), unlimited; those with a forecast also with +prefetch or
+    reuse, reuse-uniform, -markov, -oracle, -noisy(X), unlimited, and the whole system, forecache and
+    forecache-trained; those with a forecast also with +prefetch or
     +aggressive.
 
     Exit code: 0 all calls succeeded, 1 some failed or a round was lost (see the report), 2 the suite is wrong or the

@@ -78,11 +78,12 @@ def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
     return points
 
 
-def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens: int) -> Variant:
+def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens: int, checkpoint: str = "") -> Variant:
     """The application that a policy runs on at a point.
 
     All policies of our cache share one and are switched while it runs; `stock` and `session-refs` have SGLang's own
-    cache, and `unlimited` a pool of `unlimited_tokens` that holds a whole round, hence no host tier.
+    cache, and `unlimited` a pool of `unlimited_tokens` that holds a whole round, hence no host tier. The whole system
+    has a coordinator and a predictor, which begins with `checkpoint` or with nothing and learns from round to round.
     """
     engine = dict(suite.app.engine) | dict(point.engine)
     cache: dict[str, Any] = {}
@@ -102,6 +103,8 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
         cache |= {"policy": "lru", "parameters": {}, "prefetch": "off", "learned_dir": ""}
     given = suite.app.model_dump(exclude_unset=True)
     given["coordinator"] = given.get("coordinator", {}) | {"enabled": who.coordinator}
+    if who.coordinator:
+        given["predictor"] = given.get("predictor", {}) | {"traces_dir": "", "checkpoint": checkpoint}
     given["engine"] = engine
     given["cache"] = given.get("cache", {}) | cache
     return Variant(name, AppConfig.model_validate(given))

@@ -119,7 +119,7 @@ class RoundPlayer:
         suite, turn, outcome = self._suite, self._turn, self._outcome
         seed = suite.round_seed(turn.round)
         workload = turn.point.workload.make(seed)
-        source = source_of(turn.contestant, workload, seed)
+        source = None if turn.contestant.coordinator else source_of(turn.contestant, workload, seed)
         if source is not None:
             source.teach(turn.point.workload.make(suite.teaching_seed()))
         before = await self._settled(http)

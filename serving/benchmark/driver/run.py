@@ -20,6 +20,7 @@ from serving.benchmark.driver.load import EndpointSilentError
 from serving.benchmark.driver.points import (
     RunPoint,
     Turn,
+    Variant,
     check_fit,
     points_of,
     turns_of,
@@ -28,6 +29,7 @@ from serving.benchmark.driver.points import (
 )
 from serving.benchmark.driver.round import RoundOutcome, RoundPlayer
 from serving.benchmark.driver.suite import Suite, SuiteError
+from serving.benchmark.driver.teaching import taught
 from serving.benchmark.figures import Results, results_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundKey, read_records
 from serving.benchmark.workloads import Workload
@@ -106,7 +108,7 @@ class Run:
                 self._show(show, "starting Ray")
                 with fleet:
                     for number, turn in enumerate(self._turns):
-                        variant = variant_of(turn.contestant, turn.point, self.suite, self._unlimited)
+                        variant = self._variant(turn, show)
                         if not fleet.runs(variant):
                             self._show(show, f"{variant.name}: starting engines")
                         target = fleet.target(variant)
@@ -140,6 +142,13 @@ class Run:
         if baseline is not None and not any(baseline in records.policies(point) for point in records.points):
             baseline = None
         return results_of(records, self.suite.name, about, complete, baseline)
+
+    def _variant(self, turn: Turn, show: Callable[[Progress], object]) -> Variant:
+        checkpoint = ""
+        if turn.contestant.trained:
+            self._show(show, "training the predictor")
+            checkpoint = str(taught(self.suite, turn.point.workload, self.out).resolve())
+        return variant_of(turn.contestant, turn.point, self.suite, self._unlimited, checkpoint)
 
     def _play_one(
         self,
@@ -201,7 +210,7 @@ def _check_endpoint(suite: Suite) -> None:
         raise SuiteError("--endpoint: pools of running engines cannot be swept; leave out device_tokens and host_ratio")
     for name in suite.contestants():
         who = contestant(name)
-        if who.backend != "forecache" or who.unlimited:
+        if who.backend != "forecache" or who.unlimited or who.coordinator:
             raise SuiteError(
                 f"--endpoint: the policy {name!r} needs an engine that starts in another way; leave it out of "
                 "--policies, or leave out --endpoint"

@@ -22,7 +22,7 @@ class CoordinatorConfig(BaseModel):
     )
     runtime_policies: tuple[str, ...] = Field(
         ("kv-reuse", "kv-prefetch", "anchor-warm-up", "call-order"),
-        description="What is plugged into the agent runtime layer.",
+        description="What is plugged into the agent runtime layer: names, or `package.module:Class`.",
     )
     discount: float = Field(0.8, gt=0, le=1, description="Of a call one step later, in the look-ahead value (gamma).")
     heartbeat_s: PositiveFloat = Field(1.0, description="An engine reports at least so often, in seconds.")

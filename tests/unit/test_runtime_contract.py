@@ -94,6 +94,20 @@ class TestLayer:
         assert draft.priorities == {}  # told the first time
         assert runtime.act([], cluster.engines["e"], cluster) == Draft()
 
-    def test_an_unknown_name_is_refused_with_those_that_exist(self) -> None:
-        with pytest.raises(ValueError, match="'speed'; choose from kv-reuse, kv-prefetch"):
-            make_runtime_policies(["speed"])
+    def test_a_policy_of_somebodys_own_is_found_by_its_import_path(self) -> None:
+        (policy,) = make_runtime_policies([f"{__name__}:Broken", f"{__name__}:Broken"])
+        assert type(policy).__name__ == "Broken"
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("speed", "'speed'; choose from kv-reuse, kv-prefetch"),
+            ("no.such.module:Policy", "cannot be imported: No module"),
+            ("cache_actor.runtime:Nothing", "cannot be imported"),
+            ("cache_actor.runtime:Draft", "is no subclass"),
+            ("cache_actor.runtime:FAILURES", "is no subclass"),
+        ],
+    )
+    def test_what_is_no_policy_is_refused_with_the_reason(self, name: str, reason: str) -> None:
+        with pytest.raises(ValueError, match=reason):
+            make_runtime_policies([name])

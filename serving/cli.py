@@ -129,6 +129,55 @@ def predictor(
     _beside(predictor_load.BUDGETS if load else cost.BUDGETS, figures, check, as_json)
 
 
+@bench.command("chaos")
+def chaos(
+    base_url: Annotated[str, typer.Option(help="The endpoint, all of it on this machine, used by nobody else.")] = (
+        "http://127.0.0.1:8000/v1"
+    ),
+    duration: Annotated[float, typer.Option(help="Seconds.", min=10)] = 600,
+    lanes: Annotated[int, typer.Option(help="Workflows at once.", min=1)] = 6,
+    seed: Annotated[int, typer.Option(help="Of the load and of who is killed when.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Kill coordinator, predictor, engines and schedulers at random times under load, and say what became of the calls.
+
+    Exit code: 0 no call failed that need not have and all came back, 1 otherwise, 2 the endpoint cannot be tested,
+    130 interrupted by Ctrl-C.
+    """
+    import asyncio
+
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    from serving.benchmark.chaos import Chaos, ChaosError
+
+    run = Chaos(base_url, lanes, seed)
+    try:
+        with Progress(TextColumn("{task.description}"), BarColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task("starting", total=1.0)
+
+            def told(share: float, text: str) -> None:
+                bar.update(task, completed=share, description=text)
+
+            result = asyncio.run(run.run(duration, told))
+    except ChaosError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    if as_json:
+        typer.echo(json.dumps(result))
+    else:
+        for name, count in sorted(result["counts"].items()):
+            typer.echo(f"{name:24} {count}")
+        for name, times in result["recovery_s"].items():
+            typer.echo(f"{name:24} back after {times['median']:.1f} s, at most {times['max']:.1f} s")
+        for line in result["errors"]:
+            typer.echo(f"error: {line}")
+    if result["failed"]:
+        raise typer.Exit(1)
+
+
 @bench.command("coordinator")
 def coordinator_cost(
     engines: Annotated[int, typer.Option(min=1, help="Made-up engines, with 200 workflows each.")] = 64,

@@ -19,6 +19,8 @@ CALLS_WAITING = 8192
 ENGINES_KEPT = 4096
 ANCHORS_KEPT = 256
 AGENTS_KEPT = 512
+# Of the engines' own counters, what is summed over all of them, in tokens.
+CACHE_COUNTERS = ("prefetch_loaded", "prefetch_used", "prefetch_late", "prefetch_wasted", "regret", "computed")
 # An engine that has not been heard of for so long, in seconds, is taken for gone.
 ENGINE_SILENT_S = 15.0
 
@@ -57,7 +59,7 @@ class EngineState:
         news: workflows about which it has not been told the newest.
         ends: workflows that ended elsewhere and of which it may hold something.
         orders: prefetches without a receipt, by number: workflow, agent, tokens and time (seconds since 1970).
-        renewed_at: when its tables were last renewed.
+        planned_at, renewed_at: when it was last given a plan, and when its tables were last renewed.
         agents: those that have called here, or whose anchors were warmed, by when; `warming` those under way.
         generation: another number whenever it may not hold what it was told before.
     """
@@ -75,6 +77,7 @@ class EngineState:
     news: dict[str, None] = field(default_factory=dict)
     ends: dict[str, None] = field(default_factory=dict)
     orders: dict[int, tuple[str, str, int, float]] = field(default_factory=dict)
+    planned_at: float = 0.0
     renewed_at: float = 0.0
     agents: OrderedDict[str, float] = field(default_factory=OrderedDict)
     warming: dict[str, float] = field(default_factory=dict)
@@ -286,6 +289,8 @@ class Cluster:
         self.counts["plans_applied" if report.accepted else "plans_refused"] += 1
         if not report.accepted:
             self.forget_told(engine)
+        for name in CACHE_COUNTERS:
+            self.counts[f"cache_{name}"] += max(0, report.counters.get(name, 0) - engine.counters.get(name, 0))
         engine.counters, engine.pools = report.counters, report.pools
         for workflow, tokens in report.residency.items():
             state = self.workflows.get(workflow)

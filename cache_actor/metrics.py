@@ -12,6 +12,7 @@ _BOUNDARIES = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5]
 # Counted things by metric, and the label that tells their kinds apart: a count named PREFIX + KIND is one of them.
 _FAMILIES = {
     "orders_": ("forecache_prefetch_orders", "status", "Prefetch orders by what became of them."),
+    "cache_prefetch_": ("forecache_prefetch_tokens", "outcome", "Tokens prefetched, by what became of them."),
     "evicted_": ("forecache_evicted_tokens", "kind", "Tokens evicted from engines, by tier and reason."),
     "ended_": ("forecache_workflows_ended", "how", "Workflows that have ended."),
 }
@@ -21,6 +22,8 @@ _SINGLE = {
     "output_tokens": "Tokens of their outputs.",
     "hit_device": "Prompt tokens found on the device.",
     "hit_host": "Prompt tokens found on the host.",
+    "cache_regret": "Prompt tokens computed again that had been evicted.",
+    "warm_ups_done": "Anchors warmed up.",
     "plans": "Plans made.",
     "plans_applied": "Plans that engines applied.",
     "plans_refused": "Plans that engines refused.",
@@ -51,7 +54,9 @@ class CoordinatorMetrics:
         self._families = {
             prefix: metrics.Counter(name, text, tag_keys=(label,)) for prefix, (name, label, text) in _FAMILIES.items()
         }
-        self._single = {name: metrics.Counter(f"forecache_{name}", text) for name, text in _SINGLE.items()}
+        self._single = {
+            name: metrics.Counter(f"forecache_{name.removeprefix('cache_')}", text) for name, text in _SINGLE.items()
+        }
         self._shown: Counter[str] = Counter()
 
     def synced(self, seconds: float) -> None:

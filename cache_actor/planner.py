@@ -72,6 +72,7 @@ class Planner:
         if self.mode == "on" and draft.tables:
             self._holding.add((engine.id, engine.epoch))
         engine.plan += 1
+        engine.planned_at = now
         self.counts["plans"] += 1
         self.counts["tables"] += len(draft.tables)
         self.counts["prefetches"] += len(draft.prefetches)

@@ -15,6 +15,7 @@ def engine_status(engine: EngineState, now: float) -> dict[str, Any]:
         "epoch": engine.epoch,
         "heard_s_ago": round(now - engine.last_heard, 3),
         "plan": engine.plan,
+        "planned_s_ago": round(now - engine.planned_at, 3) if engine.planned_at else None,
         "workflows": len(engine.workflows),
         "running": engine.running,
         "waiting": engine.waiting,

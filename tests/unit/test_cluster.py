@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from cache_actor.cluster import ENGINE_SILENT_S, Cluster
 from cache_actor.decisions import in_words
 from cache_actor.forecast import compiled
-from cache_actor.messages import Eviction, Receipt, WorkflowSeen
+from cache_actor.messages import EngineReport, Eviction, Receipt, WorkflowSeen
 
 ACTIONS = st.lists(
     st.tuples(
@@ -195,3 +195,16 @@ class TestCache:
         cluster.hear(engine.report(cache=[cache_report(accepted=False)]), 2.0)
         assert state.generation != generation
         assert "w" in state.news
+
+    def test_what_engines_count_is_summed_over_them_and_over_their_restarts(self) -> None:
+        cluster = Cluster()
+        for engine, counts in (
+            (MadeUpEngine("e1"), [10, 30]),
+            (MadeUpEngine("e2"), [5]),
+            (MadeUpEngine("e1", 2), [7, 8]),
+        ):
+            for count in counts:
+                told = EngineReport(1, True, "", [], {"prefetch_used": count, "nodes": 1}, {}, {}, [])
+                cluster.hear(engine.report(cache=[told]), 1.0)
+        assert cluster.counts["cache_prefetch_used"] == 30 + 5 + 8
+        assert "cache_nodes" not in cluster.counts

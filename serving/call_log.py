@@ -41,8 +41,9 @@ class CallLog:
         self._warmed: dict[str, bool] = {}
 
     @property
-    def has_news(self) -> bool:
-        return bool(self._events or self._ended or self._untold)
+    def is_behind(self) -> bool:
+        """Whether the coordinator has still to be told of workflows that it does not know."""
+        return bool(self._untold)
 
     def began(self, identity: RequestIdentity, at: float, prompt: Sequence[int]) -> None:
         """A call begins; `at` in seconds since 1970, `prompt` its token ids, empty if not known yet."""

@@ -64,6 +64,8 @@ class Coordination:
         self._load = load
         self._warm = warm
         self._news = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
+        self._next = 0.0
         self._applying: set[asyncio.Task[None]] = set()
         self._priorities: OrderedDict[str, int] = OrderedDict()
 
@@ -72,8 +74,10 @@ class Coordination:
         self._news.set()
 
     def over(self, identity: RequestIdentity, usage: Usage) -> None:
+        """Told with what comes next, or after a while: it changes little of what an engine should do now."""
         self._log.over(identity, time.time(), usage)
-        self._news.set()
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(self._config.over_s, self._news.set)
 
     def ended(self, workflow: str, how: str) -> None:
         self._log.end(workflow, how)
@@ -87,7 +91,7 @@ class Coordination:
     async def run(self) -> None:
         """For ever. Whatever happens to the coordinator, it is tried again."""
         while True:
-            if not self._log.has_news:
+            if not self._log.is_behind:
                 await self._wait_for_news()
             if len(self._applying) >= IN_FLIGHT:
                 await asyncio.wait(self._applying, return_when=asyncio.FIRST_COMPLETED)
@@ -100,11 +104,15 @@ class Coordination:
                 await self._news.wait()
         except TimeoutError:
             return
-        await asyncio.sleep(self._config.coalesce_s)
+        await asyncio.sleep(max(self._config.coalesce_s, self._next - time.monotonic()))
 
     async def _sync(self) -> bool:
         """One report and its answer; False if there was none."""
         self._news.clear()
+        if self._later is not None:
+            self._later.cancel()
+            self._later = None
+        self._next = time.monotonic() + self._config.period_s
         report = self._log.report(*self._load())
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):

@@ -33,7 +33,7 @@ class TestReports:
         assert len(first.events) == 12
         assert first.ended == {"w0": "final"}
         assert (second.number, second.events, second.ended, second.seen, second.cache) == (2, [], {}, [], [])
-        assert not log.has_news
+        assert not log.is_behind
 
     def test_a_plan_that_was_refused_is_told_and_not_taken_for_applied(self) -> None:
         log = CallLog("e", 7, 100)
@@ -50,7 +50,7 @@ class TestReports:
         log.tell_all()
         told: list[str] = []
         reports = 0
-        while log.has_news:
+        while log.is_behind:
             report = log.report(0, 0)
             assert len(report.seen) <= SEEN_WORKFLOWS
             told += [one.workflow for one in report.seen]

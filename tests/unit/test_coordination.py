@@ -76,7 +76,7 @@ class Desk:
         self.scheduler = Scheduler()
         self.warmed: list[list[int]] = []
         self.warm_error: Exception | None = None
-        config = CoordinatorConfig(heartbeat_s=0.05, coalesce_s=0.001)
+        config = CoordinatorConfig(heartbeat_s=0.05, coalesce_s=0.001, period_s=0.002, over_s=0.01)
         self.log = CallLog("e", EPOCH, 100)
         self.talk = Coordination(config, self.coordinator, self.log, self.scheduler, lambda: (1, 2), self.warm)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.talk.run())
@@ -110,10 +110,22 @@ class TestTalk:
     async def test_calls_are_reported_soon_and_silence_at_heartbeats(self, desk: Desk) -> None:
         desk.talk.began(WHO, [1] * 10)
         desk.talk.over(WHO, Usage(True, 10, 3, 4, 5))
-        await desk.until(lambda: any(len(report.events) == 2 for report in desk.coordinator.reports))
+        await desk.until(lambda: sum(len(report.events) for report in desk.coordinator.reports) == 2)
         count = len(desk.coordinator.reports)
         await desk.until(lambda: len(desk.coordinator.reports) >= count + 3)
         assert (desk.coordinator.reports[-1].running, desk.coordinator.reports[-1].waiting) == (1, 2)
+
+    async def test_a_burst_of_calls_is_a_few_reports(self, desk: Desk) -> None:
+        desk.task.cancel()
+        config = CoordinatorConfig(heartbeat_s=5, plan_ttl_s=20, coalesce_s=0.001, period_s=0.2, over_s=0.4)
+        talk = Coordination(config, desk.coordinator, desk.log, desk.scheduler, lambda: (0, 0), desk.warm)  # type: ignore[arg-type]
+        desk.task = asyncio.create_task(talk.run())
+        for number in range(50):
+            talk.began(RequestIdentity(f"w{number}", "coder"), [1])
+            talk.over(RequestIdentity(f"w{number}", "coder"), Usage(True, 1, 1))
+            await asyncio.sleep(0.002)
+        await desk.until(lambda: sum(len(report.events) for report in desk.coordinator.reports) == 100)
+        assert len(desk.coordinator.reports) <= 6
 
     async def test_a_plan_is_carried_out_and_its_report_goes_up(self, desk: Desk) -> None:
         desk.coordinator.answers = [SyncAnswer(EPOCH, False, plan(4)), SyncAnswer(EPOCH, False, None)]

@@ -147,7 +147,7 @@ class TestContexts:
         table = Contexts()
         keys = keys_of(np.array(list(itertools.product(range(1, 6), repeat=2))))
         for key in keys:
-            table.count(key, 3)
+            table.count(int(key), 3)
         table.reserve(300)
         assert (counted_in(table, keys, 4)[:, 3] == 1).all()
 
@@ -162,7 +162,7 @@ class TestContexts:
         table = Contexts()
         often = keys_of(np.array([[1, 2]]))
         for _ in range(20):
-            table.count(often[0], 1)
+            table.count(key_of([1, 2]), 1)
         for one, two in itertools.product(range(3, 60), repeat=2):
             table.count(key_of([one, two]), 1)
         assert counted_in(table, often, 2)[0, 1] == 20

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,8 @@ WAYS = 8
 CONTEXTS_PER_AGENT = 16
 _BITS = 10
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_WORD = (1 << 64) - 1
+_SHIFT = 40
 assert 1 << _BITS > MAX_AGENTS + 1
 
 EMPTY = np.uint64(0)
@@ -31,6 +33,14 @@ def keys_of(contexts: Ids) -> Keys:
     for column in contexts.T:
         keys = (keys << np.uint64(_BITS)) | column.astype(np.uint64)
     return keys
+
+
+def key_of(context: Sequence[int]) -> int:
+    """That of one context."""
+    key = len(context)
+    for number in context:
+        key = key << _BITS | number
+    return key
 
 
 class Contexts:
@@ -90,20 +100,23 @@ class Contexts:
         keys, followers, counts = self._keys, self._followers, self._counts
         self._make(sets)
         for place in np.argwhere(keys != EMPTY):
-            row, way = self._claim(keys[tuple(place)])
+            row, way = self._claim(int(keys[tuple(place)]))
             self._followers[row, way], self._counts[row, way] = followers[tuple(place)], counts[tuple(place)]
 
-    def count(self, key: np.uint64, follower: int) -> None:
+    def count(self, key: int, follower: int) -> None:
         """The agent of this number has followed the context (0: the workflow has ended)."""
         row, way = self._claim(key)
-        followers, counts = self._followers[row, way], self._counts[row, way]
-        found = np.flatnonzero((followers == follower) & (counts > 0))
-        place = int(found[0]) if len(found) else int(counts.argmin())
-        if not len(found):
-            followers[place], counts[place] = follower, 0
+        # Of so few numbers lists are faster than arrays.
+        followers, counts = self._followers[row, way].tolist(), self._counts[row, way].tolist()
+        place = next((i for i, each in enumerate(followers) if each == follower and counts[i]), -1)
+        if place < 0:
+            place = counts.index(min(counts))
+            self._followers[row, way, place] = follower
+            counts[place] = 0
         counts[place] += 1
-        if int(counts.sum()) >= self._memory:
-            counts >>= 1
+        if sum(counts) >= self._memory:
+            counts = [count >> 1 for count in counts]
+        self._counts[row, way] = counts
 
     def forget(self, agent: int) -> None:
         """Drops every context that the number is in, and the number among followers."""
@@ -129,18 +142,18 @@ class Contexts:
         return rows, self._followers[where].astype(np.int64), self._counts[where].astype(np.float32)
 
     def _set_of(self, keys: Keys) -> npt.NDArray[np.int64]:
-        mixed: npt.NDArray[np.int64] = ((keys * _MULTIPLIER) >> np.uint64(40)).astype(np.int64)
+        mixed: npt.NDArray[np.int64] = ((keys * _MULTIPLIER) >> np.uint64(_SHIFT)).astype(np.int64)
         return mixed & (len(self._keys) - 1)
 
-    def _claim(self, key: np.uint64) -> tuple[int, int]:
+    def _claim(self, key: int) -> tuple[int, int]:
         """Where the context is, or is to be."""
-        row = int(self._set_of(np.array([key], np.uint64))[0])
-        ways = self._keys[row]
-        found = np.flatnonzero(ways == key)
-        if len(found):
-            return row, int(found[0])
+        row = (key * int(_MULTIPLIER) & _WORD) >> _SHIFT & (len(self._keys) - 1)
+        ways = self._keys[row].tolist()
+        if key in ways:
+            return row, ways.index(key)
         # An empty place counts nothing, so it goes first.
-        way = int(self._counts[row].sum(axis=1, dtype=np.int64).argmin())
-        ways[way] = key
+        seen = [sum(counts) for counts in self._counts[row].tolist()]
+        way = seen.index(min(seen))
+        self._keys[row, way] = key
         self._counts[row, way] = 0
         return row, way

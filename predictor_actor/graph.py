@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -165,21 +166,21 @@ class CallGraph:
 
     def _look(self, prefix: Prefix, number: int) -> None:
         """Moves the running means of the agent, and those of the call before it, whose output is known by now."""
-        latest = prefix.numbers[-1]
+        latest = prefix.numbers[-1].tolist()
         place = prefix.length / (prefix.length + 10)
-        self._move(number, LOG_PROMPT, float(np.log1p(max(latest[PROMPT_TOKENS], 0.0))))
+        self._move(number, LOG_PROMPT, math.log1p(max(latest[PROMPT_TOKENS], 0.0)))
         self._move(number, PLACE, place)
         if len(prefix.agents) < 2:
             return
-        previous = prefix.numbers[-2]
+        previous = prefix.numbers[-2].tolist()
         if (before := self.agents.get(prefix.agents[-2])) and previous[OUTPUT_TOKENS] > 0:
-            self._move(before, LOG_OUTPUT, float(np.log1p(previous[OUTPUT_TOKENS])))
-        pause = float(latest[START_S]) - float(previous[END_S])
-        if np.isfinite(pause):
-            self._move(number, LOG_PAUSE, float(np.log1p(max(pause, 0.0))))
+            self._move(before, LOG_OUTPUT, math.log1p(previous[OUTPUT_TOKENS]))
+        pause = latest[START_S] - previous[END_S]
+        if math.isfinite(pause):
+            self._move(number, LOG_PAUSE, math.log1p(max(pause, 0.0)))
 
     def _move(self, number: int, column: int, value: float) -> None:
-        if not np.isfinite(value):
+        if not math.isfinite(value):
             return
         mean = self._means[number]
         mean[column] = value if mean[column] == 0 else mean[column] + MEAN_RATE * (value - mean[column])

@@ -8,7 +8,7 @@ import numpy as np
 
 from predictor_actor.agents import MAX_AGENTS, Ids
 from predictor_actor.base import HORIZON, AgentFacts, Forecasts, Predictor, Prefix
-from predictor_actor.contexts import MAX_ORDER, Contexts, keys_of
+from predictor_actor.contexts import MAX_ORDER, Contexts, key_of, keys_of
 from predictor_actor.graph import CallGraph, Floats
 
 # Of the ways in which a workflow may have gone on after k calls, the likeliest are followed further.
@@ -127,10 +127,10 @@ class Markov(Predictor):
         return [0] * (self.order - len(latest)) + latest
 
     def _count(self, before: Sequence[str], length: int, number: int) -> None:
-        context = np.array(self._context(before), np.int64)
+        context = self._context(before)
         # Of a path whose beginning is not known, only what is known counts.
         for order in range(2, min(self.order, len(before) if length > len(before) else self.order) + 1):
-            self.contexts.count(keys_of(context[None, -order:])[0], number)
+            self.contexts.count(key_of(context[-order:]), number)
 
 
 def _mix(below: Floats, counts: Floats) -> Floats:

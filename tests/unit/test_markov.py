@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predictor_workflows import retry_loops, trace_of
 
 from predictor_actor.base import Call, Prefix, WorkflowTrace
-from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, keys_of
+from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, key_of, keys_of
 from predictor_actor.graph import CallGraph, Floats
 from predictor_actor.markov import Markov
 
@@ -136,7 +136,7 @@ class TestContexts:
         table.reserve(512)
         counted: dict[tuple[int, ...], dict[int, int]] = {}
         for context, follower in seen:
-            table.count(keys_of(np.array([context]))[0], follower)
+            table.count(key_of(context), follower)
             row = counted.setdefault(tuple(context), {})
             row[follower] = row.get(follower, 0) + 1
         for context, row in counted.items():
@@ -147,20 +147,24 @@ class TestContexts:
         table = Contexts()
         keys = keys_of(np.array(list(itertools.product(range(1, 6), repeat=2))))
         for key in keys:
-            table.count(key, 3)
+            table.count(int(key), 3)
         table.reserve(300)
         assert (counted_in(table, keys, 4)[:, 3] == 1).all()
 
     def test_contexts_of_different_order_are_different(self) -> None:
         assert len({int(keys_of(np.array([[0] * order + [7]]))[0]) for order in range(1, MAX_ORDER)}) == MAX_ORDER - 1
 
+    @given(st.lists(st.integers(0, 1023), min_size=1, max_size=MAX_ORDER - 1))
+    def test_one_context_has_the_key_that_it_has_among_many(self, context: list[int]) -> None:
+        assert key_of(context) == int(keys_of(np.array([context]))[0])
+
     def test_a_full_table_keeps_what_is_seen_most(self) -> None:
         table = Contexts()
         often = keys_of(np.array([[1, 2]]))
         for _ in range(20):
-            table.count(often[0], 1)
+            table.count(key_of([1, 2]), 1)
         for one, two in itertools.product(range(3, 60), repeat=2):
-            table.count(keys_of(np.array([[one, two]]))[0], 1)
+            table.count(key_of([one, two]), 1)
         assert counted_in(table, often, 2)[0, 1] == 20
 
 

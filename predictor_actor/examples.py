@@ -12,7 +12,7 @@ from torch import Tensor
 from predictor_actor.agents import Ids
 from predictor_actor.base import AgentFacts, Prefix, WorkflowTrace, prefixes_of
 from predictor_actor.evaluate import what_came
-from predictor_actor.features import PathArrays, node_arrays, path_arrays
+from predictor_actor.features import READ, PathArrays, node_arrays, path_arrays
 from predictor_actor.markov import Markov
 from predictor_actor.model import Nodes, Paths
 from predictor_actor.newcomers import Newcomers
@@ -68,7 +68,7 @@ def make_fold(traces: Sequence[WorkflowTrace], markov: Markov, text_size: int) -
 def read_paths(prefixes: Sequence[Prefix], markov: Markov, newcomers: Newcomers, text_size: int) -> Paths:
     """What a model is told of workflows."""
     agents = markov.graph.agents
-    numbers = agents.ids([name for prefix in prefixes for name in prefix.agents])
+    numbers = agents.ids([name for prefix in prefixes for name in prefix.agents[-READ:]])
     arrays = path_arrays(prefixes, numbers, unknown=len(agents) + 2)
     prior = markov.steps(_contexts(arrays, markov.order, newcomers.stand_in))
     if newcomers.spread is not None:

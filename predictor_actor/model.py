@@ -9,10 +9,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import RGCNConv, SimpleConv
 
 from predictor_actor.base import HORIZON
 from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
+from predictor_actor.geometric import RGCNConv, SimpleConv
 from predictor_actor.newcomers import Newcomers
 
 HEADS = 4

@@ -25,13 +25,22 @@ EMPTY = np.uint64(0)
 Keys = npt.NDArray[np.uint64]
 
 
+def keys_of(contexts: Ids) -> Keys:
+    """One key for each row of (B, order) agents' numbers, below 2^_BITS each. Contexts of different order differ."""
+    return keys_in(packed(contexts), contexts.shape[1])
+
+
 def packed(paths: Ids) -> Keys:
-    """Each row of agents' numbers, below 2^_BITS each, as one number, the latest agent in its lowest bits. Of shape
-    (B, length) to (B,); the length is at most MAX_ORDER."""
+    """Each row of agents' numbers as one number, the latest agent in its lowest bits; of at most MAX_ORDER agents."""
     found = np.zeros(len(paths), np.uint64)
     for column in paths.T:
         found = found << np.uint64(_BITS) | column.astype(np.uint64)
     return found
+
+
+def keys_in(paths: Keys, order: int) -> Keys:
+    """The keys of packed paths' last `order` agents."""
+    return paths & _mask(order) | np.uint64(order << order * _BITS)
 
 
 def followed(paths: Keys, agents: Ids, order: int) -> Keys:
@@ -42,11 +51,6 @@ def followed(paths: Keys, agents: Ids, order: int) -> Keys:
 def latest_of(paths: Keys) -> Ids:
     """The latest agent of each packed path."""
     return (paths & _mask(1)).astype(np.int64)
-
-
-def keys_of(paths: Keys, order: int) -> Keys:
-    """The keys of packed paths' last `order` agents. Contexts of different order differ."""
-    return paths & _mask(order) | np.uint64(order << order * _BITS)
 
 
 def _mask(order: int) -> np.uint64:

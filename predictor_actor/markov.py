@@ -8,7 +8,7 @@ import numpy as np
 
 from predictor_actor.agents import MAX_AGENTS, Ids
 from predictor_actor.base import HORIZON, AgentFacts, Forecasts, Predictor, Prefix
-from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, followed, keys_of, latest_of, packed
+from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, followed, keys_in, keys_of, latest_of, packed
 from predictor_actor.graph import CallGraph, Floats
 
 # Of the ways in which a workflow may have gone on after k calls, the likeliest are followed further.
@@ -105,7 +105,7 @@ class Markov(Predictor):
         found: Floats = after[np.minimum(latest_of(paths), len(after) - 1)]
         if self.order < 2:
             return found
-        keys = [keys_of(paths, order) for order in range(2, self.order + 1)]
+        keys = [keys_in(paths, order) for order in range(2, self.order + 1)]
         rows, followers, counts = self.contexts.look_up(np.concatenate(keys))
         kinds = (counts > 0).sum(axis=1, dtype=np.float32)
         seen = np.maximum(counts.sum(axis=1) + kinds, 1)
@@ -136,10 +136,10 @@ class Markov(Predictor):
         return [0] * (self.order - len(latest)) + latest
 
     def _count(self, before: Sequence[str], length: int, number: int) -> None:
-        path = packed(np.array([self._context(before)], np.int64))
+        context = np.array(self._context(before), np.int64)
         # Of a path whose beginning is not known, only what is known counts.
         for order in range(2, min(self.order, len(before) if length > len(before) else self.order) + 1):
-            self.contexts.count(keys_of(path, order)[0], number)
+            self.contexts.count(keys_of(context[None, -order:])[0], number)
 
 
 def _mix(below: Floats, counts: Floats) -> Floats:

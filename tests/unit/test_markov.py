@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from predictor_workflows import retry_loops, trace_of
 
 from predictor_actor.base import Call, Prefix, WorkflowTrace
-from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, keys_of, packed
+from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, keys_of
 from predictor_actor.graph import CallGraph, Floats
 from predictor_actor.markov import Markov
 
@@ -28,11 +28,6 @@ def learned(paths: list[list[str]], order: int = 2, memory: int = 128, times: in
     for path in paths * times:
         markov.learn(trace_of(path))
     return markov
-
-
-def key_of(*agents: int) -> Keys:
-    """The one key of a context."""
-    return keys_of(packed(np.array([agents])), len(agents))
 
 
 def counted_in(table: Contexts, keys: Keys, size: int) -> Floats:
@@ -103,8 +98,8 @@ class TestForgetting:
         number = markov.graph.agents.get("d")
         assert markov.graph.counts[number].sum() == 1  # its end
         assert markov.graph.counts[:, number].sum() == 1  # the start
-        d_b = key_of(0, number, markov.graph.agents.get("b"))
-        assert counted_in(markov.contexts, d_b, 4).sum() == 0
+        d_b = np.array([[0, number, markov.graph.agents.get("b")]])
+        assert counted_in(markov.contexts, keys_of(d_b), 4).sum() == 0
 
     def test_counts_never_add_up_to_more_than_the_memory(self) -> None:
         markov = learned([["a"] * 50], order=5, memory=16, times=10)
@@ -141,31 +136,31 @@ class TestContexts:
         table.reserve(512)
         counted: dict[tuple[int, ...], dict[int, int]] = {}
         for context, follower in seen:
-            table.count(key_of(*context)[0], follower)
+            table.count(keys_of(np.array([context]))[0], follower)
             row = counted.setdefault(tuple(context), {})
             row[follower] = row.get(follower, 0) + 1
         for context, row in counted.items():
-            found = counted_in(table, key_of(*context), 6)[0]
+            found = counted_in(table, keys_of(np.array([context])), 6)[0]
             assert {place: int(count) for place, count in enumerate(found) if count} == row
 
     def test_room_for_more_agents_loses_nothing(self) -> None:
         table = Contexts()
-        keys = np.concatenate([key_of(*pair) for pair in itertools.product(range(1, 6), repeat=2)])
+        keys = keys_of(np.array(list(itertools.product(range(1, 6), repeat=2))))
         for key in keys:
             table.count(key, 3)
         table.reserve(300)
         assert (counted_in(table, keys, 4)[:, 3] == 1).all()
 
     def test_contexts_of_different_order_are_different(self) -> None:
-        assert len({int(key_of(*[0] * order, 7)[0]) for order in range(1, MAX_ORDER)}) == MAX_ORDER - 1
+        assert len({int(keys_of(np.array([[0] * order + [7]]))[0]) for order in range(1, MAX_ORDER)}) == MAX_ORDER - 1
 
     def test_a_full_table_keeps_what_is_seen_most(self) -> None:
         table = Contexts()
-        often = key_of(1, 2)
+        often = keys_of(np.array([[1, 2]]))
         for _ in range(20):
             table.count(often[0], 1)
         for one, two in itertools.product(range(3, 60), repeat=2):
-            table.count(key_of(one, two)[0], 1)
+            table.count(keys_of(np.array([[one, two]]))[0], 1)
         assert counted_in(table, often, 2)[0, 1] == 20
 
 

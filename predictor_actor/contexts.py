@@ -29,10 +29,34 @@ Keys = npt.NDArray[np.uint64]
 
 def keys_of(contexts: Ids) -> Keys:
     """One key for each row of (B, order) agents' numbers, below 2^_BITS each. Contexts of different order differ."""
-    keys = np.full(len(contexts), contexts.shape[1], np.uint64)
-    for column in contexts.T:
-        keys = (keys << np.uint64(_BITS)) | column.astype(np.uint64)
-    return keys
+    return keys_in(packed(contexts), contexts.shape[1])
+
+
+def packed(paths: Ids) -> Keys:
+    """Each row of agents' numbers as one number, the latest agent in its lowest bits; of at most MAX_ORDER agents."""
+    found = np.zeros(len(paths), np.uint64)
+    for column in paths.T:
+        found = found << np.uint64(_BITS) | column.astype(np.uint64)
+    return found
+
+
+def keys_in(paths: Keys, order: int) -> Keys:
+    """The keys of packed paths' last `order` agents."""
+    return paths & _mask(order) | np.uint64(order << order * _BITS)
+
+
+def followed(paths: Keys, agents: Ids, order: int) -> Keys:
+    """Packed paths with one more agent each, of which the last `order` stay."""
+    return (paths << np.uint64(_BITS) | agents.astype(np.uint64)) & _mask(order)
+
+
+def latest_of(paths: Keys) -> Ids:
+    """The latest agent of each packed path."""
+    return (paths & _mask(1)).astype(np.int64)
+
+
+def _mask(order: int) -> np.uint64:
+    return np.uint64((1 << order * _BITS) - 1)
 
 
 def key_of(context: Sequence[int]) -> int:

@@ -13,6 +13,8 @@ from predictor_actor.base import HORIZON, Forecasts, Predictor, WorkflowTrace, p
 # A forecast that held what came for impossible counts as if it had given it this much.
 LEAST = 1e-4
 BINS = 10
+# What came, where it is no place among the agents; see `what_came`.
+NOT_KNOWN, ELSE = -1, -2
 
 Array = npt.NDArray[np.float64]
 
@@ -94,20 +96,10 @@ def joined(parts: Sequence[Outcomes]) -> Outcomes:
 
 def judge(forecasts: Forecasts, traces: Sequence[WorkflowTrace]) -> Outcomes:
     """Sets forecasts, one after each call of each trace in order, beside what came."""
-    places = {name: place for place, name in enumerate(forecasts.agents)}
-    end = len(places)
-    targets: list[list[int]] = []
-    known: list[bool] = []
-    workflow: list[int] = []
-    for number, trace in enumerate(traces):
-        coming = [places.get(call.agent, -1) for call in trace.calls]
-        for place in range(1, len(coming) + 1):
-            after = coming[place : place + HORIZON]
-            known.append(len(after) == HORIZON or trace.ending != "open")
-            targets.append(after + [end] * (HORIZON - len(after)))
-            workflow.append(number)
-    target = np.array(targets, np.int64).reshape(-1, HORIZON)[known]
-    steps = forecasts.steps[np.array(known, bool)]
+    came = what_came(traces, forecasts.agents)
+    sizes = np.fromiter((len(trace.calls) for trace in traces), np.int64, len(traces))
+    known = (came != NOT_KNOWN).all(axis=1)
+    target, steps = came[known], forecasts.steps[known]
     likely = np.argsort(-steps, axis=2, kind="stable")[:, :, :2]
     given = np.take_along_axis(steps, np.maximum(target, 0)[:, :, None], axis=2)[:, :, 0]
     return Outcomes(
@@ -116,9 +108,24 @@ def judge(forecasts: Forecasts, traces: Sequence[WorkflowTrace]) -> Outcomes:
         loss=-np.log(np.maximum(np.where(target < 0, 0.0, given), LEAST)),
         confidence=steps.max(axis=2, initial=0.0).astype(np.float64),
         alive=1.0 - steps[:, :, -1].astype(np.float64),
-        went_on=target != end,
-        workflow=np.array(workflow, np.int64)[known],
+        went_on=target != len(forecasts.agents),
+        workflow=np.repeat(np.arange(len(traces)), sizes)[known],
     )
+
+
+def what_came(traces: Sequence[WorkflowTrace], agents: Sequence[str]) -> npt.NDArray[np.int64]:
+    """What came 1..K calls after each call of each trace in order, shape (S, K).
+
+    It is the agent's place in `agents`, len(agents) for the end, ELSE for an agent not among them, and NOT_KNOWN after
+    the last call of a workflow that had not ended.
+    """
+    places = {name: place for place, name in enumerate(agents)}
+    rows = []
+    for trace in traces:
+        after = len(places) if trace.ending != "open" else NOT_KNOWN
+        coming = [places.get(call.agent, ELSE) for call in trace.calls] + [after] * HORIZON
+        rows += [coming[place : place + HORIZON] for place in range(1, len(trace.calls) + 1)]
+    return np.array(rows, np.int64).reshape(-1, HORIZON)
 
 
 def _calibration_error(confidence: Array, right: npt.NDArray[np.bool_]) -> float:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from predictor_actor.agents import Ids
-from predictor_actor.base import HORIZON, AgentFacts, Prefix, WorkflowTrace, prefixes_of
-from predictor_actor.features import PathArrays, node_arrays, path_arrays
+from predictor_actor.base import AgentFacts, Prefix, WorkflowTrace, prefixes_of
+from predictor_actor.evaluate import what_came
+from predictor_actor.features import READ, PathArrays, node_arrays, path_arrays
 from predictor_actor.markov import Markov
 from predictor_actor.model import Nodes, Paths
 from predictor_actor.newcomers import Newcomers
@@ -26,7 +27,7 @@ class Fold:
     What has been counted from a workflow itself would tell the model its future, which no call being served can.
 
     Attributes:
-        targets: (B, K) places in the logits of what came; the last is END, IGNORED what is not known.
+        targets: (B, K) places in the logits of what came; the last is END, IGNORED what is not known or has no place.
     """
 
     nodes: Nodes
@@ -60,15 +61,14 @@ def make_fold(traces: Sequence[WorkflowTrace], markov: Markov, text_size: int) -
     prefixes = [prefix for trace in traces for prefix in prefixes_of(trace)]
     newcomers = Newcomers.of(view)
     paths = read_paths(prefixes, markov, newcomers, text_size)
-    places = {name: place for place, name in enumerate(view.names)}
-    targets = [row for trace in traces for row in _targets(trace, places)]
-    return Fold(Nodes.of(node_arrays(view)), newcomers, paths, torch.tensor(targets).reshape(-1, HORIZON))
+    targets = torch.from_numpy(what_came(traces, view.names)).clamp(min=IGNORED)
+    return Fold(Nodes.of(node_arrays(view)), newcomers, paths, targets)
 
 
 def read_paths(prefixes: Sequence[Prefix], markov: Markov, newcomers: Newcomers, text_size: int) -> Paths:
     """What a model is told of workflows."""
     agents = markov.graph.agents
-    numbers = agents.ids([name for prefix in prefixes for name in prefix.agents])
+    numbers = agents.ids([name for prefix in prefixes for name in prefix.agents[-READ:]])
     arrays = path_arrays(prefixes, numbers, unknown=len(agents) + 2)
     prior = markov.steps(_contexts(arrays, markov.order, newcomers.stand_in))
     if newcomers.spread is not None:
@@ -103,10 +103,3 @@ def _texts(prefixes: Sequence[Prefix], size: int) -> tuple[Tensor, Tensor]:
             has_text[row] = np.isfinite(state).all()
             texts[row] = state if has_text[row] else 0
     return torch.from_numpy(texts), torch.from_numpy(has_text)
-
-
-def _targets(trace: WorkflowTrace, places: dict[str, int]) -> list[list[int]]:
-    end = len(places)
-    coming = [places.get(call.agent, IGNORED) for call in trace.calls]
-    after = [end if trace.ending != "open" else IGNORED] * HORIZON
-    return [(coming + after)[place : place + HORIZON] for place in range(1, len(coming) + 1)]

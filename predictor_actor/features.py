@@ -20,6 +20,8 @@ STATISTICS = 12
 NODE_FEATURES = NAME_BUCKETS + ANCHOR_BUCKETS + 1 + STATISTICS + 3
 # Calls of a workflow that the model looks at, the latest ones.
 WINDOW = 24
+# Calls that are read for that: the pause before the window's first call is known from the one before it.
+READ = WINDOW + 1
 CALL_FEATURES = 5
 WORKFLOW_FEATURES = 6
 # Agents whose names and anchors are less alike than this are not neighbours.
@@ -96,24 +98,24 @@ def path_arrays(prefixes: Sequence[Prefix], numbers: Ids, unknown: int) -> PathA
     """Paths of workflows.
 
     Args:
-        numbers: the agents' numbers of all prefixes' paths, one after another; -1 for one that has none.
+        numbers: the numbers of the latest READ agents of every prefix, one after another; -1 for one that has none.
         unknown: the node that stands for those.
     """
-    sizes = np.fromiter((len(prefix.agents) for prefix in prefixes), np.int64, len(prefixes))
+    sizes = np.fromiter((min(len(prefix.agents), READ) for prefix in prefixes), np.int64, len(prefixes))
     ends = np.cumsum(sizes)
     place = ends[:, None] - np.arange(WINDOW, 0, -1)
     present = place >= (ends - sizes)[:, None]
-    place = np.where(present, place, 0)
-    if len(numbers):
-        nodes = np.where(present, np.where(numbers < 0, unknown, numbers)[place], 0)
-        every = np.concatenate([prefix.numbers for prefix in prefixes])
-        calls = np.where(present[:, :, None], _calls(every, sizes)[place], 0)
-    else:
-        nodes, calls = np.zeros(place.shape, np.int64), np.zeros((*place.shape, CALL_FEATURES), np.float32)
+    # One more row, the last, stands for no call.
+    place = np.where(present, place, -1)
+    nodes = np.append(np.where(numbers < 0, unknown, numbers), 0)[place]
+    every = np.concatenate([*(prefix.numbers[-READ:] for prefix in prefixes), np.zeros((1, 4), np.float32)])
+    rows = _calls(every, sizes)
+    rows[-1] = 0
+    calls = rows[place]
     # What came before the window is not looked at.
     calls[:, 0, 3] = 0
     lengths = np.fromiter((prefix.length for prefix in prefixes), np.float64, len(prefixes))
-    return PathArrays(nodes, present, calls.astype(np.float32), _workflow(nodes, present, lengths))
+    return PathArrays(nodes, present, calls, _workflow(nodes, present, lengths))
 
 
 def _calls(numbers: Floats, sizes: Ids) -> Floats:

@@ -13,7 +13,7 @@ from predictor_actor.base import HORIZON, AgentFacts, Forecasts, Predictor, Pref
 from predictor_actor.examples import read_paths
 from predictor_actor.features import node_arrays
 from predictor_actor.markov import Markov
-from predictor_actor.model import Forecaster, Nodes
+from predictor_actor.model import Embedded, Forecaster, Nodes
 from predictor_actor.newcomers import Newcomers
 
 # Embeddings are worked out anew when the graph has changed this often, or has a new agent.
@@ -63,7 +63,7 @@ class GraphSage(Predictor):
         self.calibration = calibration
         self.markov = markov
         self.version = version
-        self._embedded: tuple[Tensor, Newcomers] | None = None
+        self._embedded: tuple[Embedded, Newcomers] | None = None
         self._embedded_at: tuple[int, tuple[str, ...]] = (0, ())
 
     def over(self, markov: Markov) -> GraphSage:
@@ -87,7 +87,7 @@ class GraphSage(Predictor):
         name = f"{self.name} {self.version}"
         return Forecasts(self.markov.graph.agents.names, steps.numpy(), name)
 
-    def _nodes(self) -> tuple[Tensor, Newcomers]:
+    def _nodes(self) -> tuple[Embedded, Newcomers]:
         graph = self.markov.graph
         version, names = self._embedded_at
         if self._embedded is None or graph.agents.names != names or graph.version - version >= REFRESH:

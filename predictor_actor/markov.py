@@ -8,7 +8,7 @@ import numpy as np
 
 from predictor_actor.agents import MAX_AGENTS, Ids
 from predictor_actor.base import HORIZON, AgentFacts, Forecasts, Predictor, Prefix
-from predictor_actor.contexts import MAX_ORDER, Contexts, key_of, keys_of
+from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, followed, key_of, keys_in, latest_of, packed
 from predictor_actor.graph import CallGraph, Floats
 
 # Of the ways in which a workflow may have gone on after k calls, the likeliest are followed further.
@@ -67,18 +67,19 @@ class Markov(Predictor):
         last, 0 before its start, UNKNOWN or -1 for an agent without a number."""
         if not len(contexts):
             return np.zeros((0, HORIZON, len(self.graph.agents) + 1), np.float32)
-        contexts = np.where(contexts < 0, UNKNOWN, contexts)
-        unique, where = np.unique(contexts, axis=0, return_inverse=True)
-        return self._chain(unique)[where.reshape(-1)]
+        paths, where = np.unique(packed(np.where(contexts < 0, UNKNOWN, contexts)), return_inverse=True)
+        return self._chain(paths)[where]
 
-    def _chain(self, contexts: Ids) -> Floats:
-        rows, size = len(contexts), len(self.graph.agents) + 1
-        ways, weights = contexts[:, None, :], np.ones((rows, 1), np.float32)
+    def _chain(self, paths: Keys) -> Floats:
+        rows, size = len(paths), len(self.graph.agents) + 1
+        ways, weights = paths[:, None], np.ones((rows, 1), np.float32)
         ended = np.zeros(rows, np.float32)
         found = np.empty((rows, HORIZON, size), np.float32)
         after = self._after_each()
         for k in range(HORIZON):
-            coming = self._next(ways.reshape(-1, self.order), after).reshape(rows, -1, size) * weights[:, :, None]
+            # Workflows that are in different places often go on to the same.
+            distinct, where = np.unique(ways, return_inverse=True)
+            coming = self._next(distinct, after)[where].reshape(rows, -1, size) * weights[:, :, None]
             step = coming.sum(axis=1)
             step[:, 0] += ended
             step /= step.sum(axis=1, keepdims=True)
@@ -88,31 +89,39 @@ class Markov(Predictor):
                 ways, weights = self._follow(ways, coming[:, :, 1:], 1 - ended)
         return found
 
-    def _follow(self, ways: Ids, coming: Floats, alive: Floats) -> tuple[Ids, Floats]:
-        """The likeliest ways on, shape (rows, up to BEAM, order), and their weights, which add up to `alive`."""
+    def _follow(self, ways: Keys, coming: Floats, alive: Floats) -> tuple[Keys, Floats]:
+        """The likeliest ways on, shape (rows, up to BEAM), and their weights, which add up to `alive`."""
         rows, _, agents = coming.shape
         flat = coming.reshape(rows, -1)
         kept = min(BEAM, flat.shape[1])
         places = np.argpartition(-flat, kept - 1, axis=1)[:, :kept]
         weights = np.take_along_axis(flat, places, axis=1)
         weights *= (alive / np.maximum(weights.sum(axis=1), 1e-12))[:, None]
-        before = np.take_along_axis(ways, (places // agents)[:, :, None], axis=1)
-        return np.concatenate([before[:, :, 1:], (places % agents + 1)[:, :, None]], axis=2), weights
+        before = np.take_along_axis(ways, places // agents, axis=1)
+        return followed(before, places % agents + 1, self.order), weights
 
-    def _next(self, contexts: Ids, after: Floats) -> Floats:
-        """P(next) of each context, END in column 0; `after` is what `_after_each` says."""
-        found: Floats = after[np.minimum(contexts[:, -1], len(after) - 1)]
-        for order in range(2, self.order + 1):
-            rows, followers, counts = self.contexts.look_up(keys_of(contexts[:, -order:]))
-            kinds = (counts > 0).sum(axis=1, dtype=np.float32)
-            seen = counts.sum(axis=1) + kinds
-            below = np.ones(len(found), np.float32)
-            below[rows] = np.where(seen > 0, kinds / np.maximum(seen, 1), 1)
-            found *= below[:, None]
-            counts /= np.maximum(seen, 1)[:, None]
-            for place in range(followers.shape[1]):
-                found[rows, followers[:, place]] += counts[:, place]
-        return found
+    def _next(self, paths: Keys, after: Floats) -> Floats:
+        """P(next) of each packed path, END in column 0; `after` is what `_after_each` says."""
+        found: Floats = after[np.minimum(latest_of(paths), len(after) - 1)]
+        if self.order < 2:
+            return found
+        keys = [keys_in(paths, order) for order in range(2, self.order + 1)]
+        rows, followers, counts = self.contexts.look_up(np.concatenate(keys))
+        kinds = (counts > 0).sum(axis=1, dtype=np.float32)
+        seen = np.maximum(counts.sum(axis=1) + kinds, 1)
+        below = np.ones(len(keys) * len(paths), np.float32)
+        below[rows] = np.where(kinds > 0, kinds / seen, 1)
+        # What was never counted goes into a column that nobody reads, so that no place is added to twice.
+        size = found.shape[1]
+        found = np.concatenate([found, np.zeros((len(found), 1), np.float32)], axis=1)
+        places = np.where(counts > 0, followers, size) + (rows % len(paths))[:, None] * (size + 1)
+        counts /= seen[:, None]
+        ends = np.searchsorted(rows, np.arange(len(keys) + 1) * len(paths))
+        for order, factors in enumerate(below.reshape(len(keys), -1)):
+            found *= factors[:, None]
+            held = slice(ends[order], ends[order + 1])
+            found.reshape(-1)[places[held]] += counts[held]
+        return found[:, :size]
 
     def _after_each(self) -> Floats:
         """P(next) by the latest agent alone, shape (N + 2, N + 1): after the start, each agent, and an unknown one."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.nn import RGCNConv, SimpleConv
 
 from predictor_actor.base import HORIZON
 from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
+from predictor_actor.geometric import RGCNConv, SimpleConv
 from predictor_actor.newcomers import Newcomers
 
 HEADS = 4
@@ -156,8 +157,13 @@ class GraphEncoder(nn.Module):
         return found
 
 
+KeysValues = tuple[Tensor, Tensor]
+
+
 class PathEncoder(nn.Module):
     """Scaled dot-product attention from the latest call over the path; a call knows its place and its predecessor."""
+
+    last: Tensor
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -172,14 +178,23 @@ class PathEncoder(nn.Module):
         self.numbers = nn.Linear(CALL_FEATURES, 2 * width, bias=False)
         self.where = nn.Linear(width, 2 * width, bias=False)
         self.dropout = nn.Dropout(config.dropout / 2)
+        # An empty path has one call that is none, so that its attention is defined.
+        self.register_buffer("last", torch.arange(WINDOW) == WINDOW - 1, persistent=False)
 
-    def forward(self, embedded: Tensor, latest: Tensor, paths: Paths) -> Tensor:
-        batch, width = len(paths.nodes), embedded.shape[1]
+    def prepare(self, embedded: Tensor) -> tuple[KeysValues, KeysValues]:
+        """`Embedded.attention`."""
+        heads = (HEADS, embedded.shape[1] // HEADS)
+        own_keys, own_values = self.own(embedded).view(-1, 2, *heads).unbind(1)
+        keys, values = self.previous(embedded).view(-1, 2, *heads).unbind(1)
+        return (own_keys, own_values), (keys, values)
+
+    def forward(self, prepared: tuple[KeysValues, KeysValues], latest: Tensor, paths: Paths) -> Tensor:
+        batch, width = len(paths.nodes), self.place.embedding_dim
         heads = (HEADS, width // HEADS)
         before = functional.pad(paths.nodes[:, :-1], (1, 0))
         kinds = [
-            (paths.nodes[:, None].expand(-1, HEADS, -1), *self.own(embedded).view(-1, 2, *heads).unbind(1)),
-            (before[:, None].expand(-1, HEADS, -1), *self.previous(embedded).view(-1, 2, *heads).unbind(1)),
+            (nodes[:, None].expand(-1, HEADS, -1), *each)
+            for nodes, each in zip((paths.nodes, before), prepared, strict=True)
         ]
         place_keys, place_values = self.where(self.place.weight).view(WINDOW, 2, *heads).unbind(1)
         number_keys, number_values = self.numbers.weight.view(2, *heads, CALL_FEATURES)
@@ -188,13 +203,12 @@ class PathEncoder(nn.Module):
         scores = scores + torch.einsum("bhd,hdc->bhc", query, number_keys) @ paths.calls.transpose(1, 2)
         for nodes, keys, _ in kinds:
             scores = scores + torch.einsum("bhd,nhd->bhn", query, keys).gather(2, nodes)
-        # An empty path has one call that is none, so that its attention is defined.
-        seen = paths.present | functional.one_hot(torch.tensor(WINDOW - 1), WINDOW).bool()
+        seen = paths.present | self.last
         weights = self.dropout(scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=2))
         found = torch.einsum("bhl,lhd->bhd", weights, place_values)
         found = found + torch.einsum("bhc,hdc->bhd", weights @ paths.calls, number_values)
         for nodes, _, values in kinds:
-            summed = weights.new_zeros(batch, HEADS, len(embedded)).scatter_add(2, nodes, weights)
+            summed = weights.new_zeros(batch, HEADS, len(values)).scatter_add(2, nodes, weights)
             found = found + torch.einsum("bhn,nhd->bhd", summed, values)
         return found.reshape(batch, width)
 
@@ -226,34 +240,39 @@ class Forecaster(nn.Module):
         self.end = nn.Parameter(torch.zeros(HORIZON))
         self.trust = nn.Parameter(torch.ones(HORIZON))
 
-    def embed(self, nodes: Nodes, newcomers: Newcomers) -> Tensor:
-        """(N + 3, width) embeddings of START, agents, END and the unknown agent; newcomers have their stand-in's."""
+    def embed(self, nodes: Nodes, newcomers: Newcomers) -> Embedded:
+        """What is the same for all workflows; newcomers have their stand-in's embedding."""
         embedded: Tensor = self.encoder(nodes)
-        if newcomers.spread is None:
-            return embedded
-        return torch.cat([embedded[torch.from_numpy(newcomers.stand_in)], embedded[-2:]])
+        if newcomers.spread is not None:
+            embedded = torch.cat([embedded[torch.from_numpy(newcomers.stand_in)], embedded[-2:]])
+        return Embedded(self, embedded)
 
-    def forward(self, embedded: Tensor, paths: Paths) -> Tensor:
-        """Logits of shape (B, K, N + 1), the last for END."""
-        return self.correct(embedded, paths)[0]
-
-    def correct(self, embedded: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
-        """The logits, and what of them the model itself has added to the prior's."""
-        batch, hidden = len(paths.nodes), self.config.hidden
-        latest = embedded[paths.nodes[:, -1]]
-        parts = [latest, paths.workflow]
-        if self.path is not None:
-            near = embedded[paths.nodes[:, -3:]].flatten(1)
-            parts += [embedded[paths.nodes[:, -2]], self.path(embedded, near, paths)]
-        if self.text is not None:
-            parts.append(self._read(paths, batch))
-        fused = self.fuse(torch.cat(parts, dim=1))
+    def score_by(self, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """`Embedded.scoring`."""
+        hidden = self.config.hidden
         # A candidate's score is a product of two projections, of the workflow and of the agent. There are fewer agents
         # than workflows in a batch, so both are applied to the agents.
         scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden) / hidden**0.5
         weights = torch.einsum("nko,koi->kni", scored, self.heads.weight.view(HORIZON, hidden, hidden))
         offsets = torch.einsum("nko,ko->kn", scored, self.heads.bias.view(HORIZON, hidden))
-        found = (fused @ weights.flatten(0, 1).T).view(batch, HORIZON, len(scored)) + offsets
+        return weights, offsets
+
+    def forward(self, embedded: Embedded, paths: Paths) -> Tensor:
+        """Logits of shape (B, K, N + 1), the last for END."""
+        return self.correct(embedded, paths)[0]
+
+    def correct(self, embedded: Embedded, paths: Paths) -> tuple[Tensor, Tensor]:
+        """The logits, and what of them the model itself has added to the prior's."""
+        batch, nodes = len(paths.nodes), embedded.nodes
+        parts = [nodes[paths.nodes[:, -1]], paths.workflow]
+        if self.path is not None:
+            near = nodes[paths.nodes[:, -3:]].flatten(1)
+            parts += [nodes[paths.nodes[:, -2]], self.path(embedded.attention, near, paths)]
+        if self.text is not None:
+            parts.append(self._read(paths, batch))
+        fused = self.fuse(torch.cat(parts, dim=1))
+        weights, offsets = embedded.scoring
+        found = (fused @ weights.flatten(0, 1).T).view(batch, *offsets.shape) + offsets
         found = torch.cat([found[:, :, :-1], found[:, :, -1:] + self.end[:, None]], dim=2)
         if "prior" not in self.config.signals:
             return found, found
@@ -263,6 +282,31 @@ class Forecaster(nn.Module):
         if paths.text is None or paths.has_text is None or self.text is None:
             return self.no_text.expand(batch, -1)
         return torch.where(paths.has_text[:, None], self.text(paths.text), self.no_text)
+
+
+class Embedded:
+    """What a model makes of a graph, once for all workflows that it is then asked about.
+
+    Attributes:
+        nodes: (N + 3, width) embeddings of START, agents, END and the unknown agent.
+    """
+
+    def __init__(self, model: Forecaster, nodes: Tensor) -> None:
+        self.nodes = nodes
+        self._model = model
+
+    @cached_property
+    def attention(self) -> tuple[KeysValues, KeysValues]:
+        """Keys and values, each (N + 3, HEADS, width / HEADS), of a call by its own node, and by the one before it."""
+        if self._model.path is None:
+            raise ValueError("a model without the path has no attention")
+        return self._model.path.prepare(self.nodes)
+
+    @cached_property
+    def scoring(self) -> tuple[Tensor, Tensor]:
+        """(K, N + 1, hidden) and (K, N + 1): what a workflow's state is multiplied by and what is added, to score who
+        comes next."""
+        return self._model.score_by(self.nodes)
 
 
 def parameter_count(model: nn.Module) -> int:

@@ -30,7 +30,8 @@ MAX_PROMPTS = 4096
 
 
 class JsonlImport:
-    """Reads lines, and when all are read knows the agents' anchors.
+    """Reads lines in the order of time. A workflow has of its agents' anchors what was known when it had ended: what
+    the lines up to its own show.
 
     Args:
         label: what names a caller: its agent, or that with the phase (`Programmer@Coding`) or with the tool that its
@@ -43,6 +44,8 @@ class JsonlImport:
         self._label = label
         self._traces: list[WorkflowTrace] = []
         self._prompts: dict[str, list[tuple[str, ...]]] = {}
+        # Each with the number of prompts that it was found in.
+        self._anchors: dict[str, tuple[int, AgentFacts | None]] = {}
         self._tokens: dict[str, int] = {}
         self._workflows: dict[str, int] = {}
 
@@ -70,13 +73,14 @@ class JsonlImport:
         first = min((call.start_s for call in calls if call.start_s is not None), default=0.0)
         shifted = [_shifted(call, first) for call in calls]
         source = found.get("source") or ""
-        self._traces.append(make_trace(found.get("workflow_id"), shifted, started_at=first, source=source))
+        trace = make_trace(found.get("workflow_id"), shifted, started_at=first, source=source)
         self._keep(calls, heads)
+        facts = {name: self._facts(name) for name in dict.fromkeys(call.agent for call in calls)}
+        self._traces.append(replace(trace, agents={name: known for name, known in facts.items() if known}))
 
     def traces(self) -> list[WorkflowTrace]:
-        """What has been read, with the facts of the agents as all lines together show them."""
-        facts = {name: anchor for name, prompts in self._prompts.items() if (anchor := self._anchor(prompts))}
-        return [replace(trace, agents=_of(trace, facts)) for trace in self._traces]
+        """What has been read."""
+        return self._traces
 
     def _keep(self, calls: Sequence[Call], heads: Sequence[Sequence[tuple[str, int]]]) -> None:
         for call, head in zip(calls, heads, strict=True):
@@ -87,6 +91,15 @@ class JsonlImport:
                 self._tokens.setdefault(piece, tokens)
         for piece in {piece for head in heads for piece, _ in head}:
             self._workflows[piece] = self._workflows.get(piece, 0) + 1
+
+    def _facts(self, name: str) -> AgentFacts | None:
+        """Its anchor; one found in at least nine tenths of the prompts that there are now is not looked for again."""
+        prompts = self._prompts[name]
+        found_in, facts = self._anchors.get(name, (0, None))
+        if 10 * found_in < 9 * len(prompts):
+            facts = self._anchor(prompts)
+            self._anchors[name] = (len(prompts), facts)
+        return facts
 
     def _anchor(self, prompts: Sequence[tuple[str, ...]]) -> AgentFacts | None:
         """The longest beginning that at least half of the prompts share, and that more than one workflow has.
@@ -165,7 +178,3 @@ def _shifted(call: Call, first: float) -> Call:
     start = None if call.start_s is None else call.start_s - first
     end = None if call.end_s is None else call.end_s - first
     return replace(call, start_s=start, end_s=end)
-
-
-def _of(trace: WorkflowTrace, facts: Mapping[str, AgentFacts]) -> dict[str, AgentFacts]:
-    return {call.agent: facts[call.agent] for call in trace.calls if call.agent in facts}

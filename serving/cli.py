@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
+from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
 from serving.config import ModelConfig
@@ -45,6 +46,7 @@ bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_h
 app.add_typer(bench, name="bench")
 for command in (run, report, hits, compare, convert, calibrate, validate, overhead):
     bench.command(command.__name__)(command)
+bench.command("predictor-curves")(predictor_curves)
 
 
 @bench.command("soak")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -43,8 +45,6 @@ def train(
 
     Exit code: 0 done, 2 the traces cannot be used or nothing can be written, 130 interrupted by Ctrl-C.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from predictor_actor.checkpoint import save_checkpoint
     from predictor_actor.model import ModelConfig
     from predictor_actor.traces import TraceError, read_traces
@@ -58,14 +58,7 @@ def train(
         if report is not None:
             require_pictures(report)
         read = read_traces(traces, label=label)
-        with Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=_errors(), transient=True
-        ) as bar:
-            task = bar.add_task("training", total=1.0)
-
-            def told(share: float, text: str) -> None:
-                bar.update(task, completed=share, description=text)
-
+        with training_bar() as told:
             figures = run_study(read.traces, Study(split, test_share, seeds, ablations, config), told)
             figures |= {"left_out": read.bad, "problems": [str(problem) for problem in read.problems]}
             if out is not None:
@@ -77,11 +70,11 @@ def train(
 
             write_page(figures, read.traces, report)
     except (TraceError, StudyError, TrainError) as error:
-        _fail(str(error))
+        fail(str(error))
     except ModuleNotFoundError as error:
-        _fail(str(error))
+        fail(str(error))
     except OSError as error:
-        _fail(f"cannot write {error.filename}: {error.strerror}")
+        fail(f"cannot write {error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if as_json:
@@ -102,12 +95,19 @@ def _print(figures: dict[str, Any]) -> None:
         console.print(f"• {line}", highlight=False)
 
 
-def _errors() -> Any:
+@contextmanager
+def training_bar() -> Iterator[Callable[[float, str], None]]:
+    """A bar on standard error, and what tells it the share that is done and what is being done."""
     from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-    return Console(stderr=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("training", total=1.0)
+        yield lambda share, text: bar.update(task, completed=share, description=text)
 
 
-def _fail(message: str) -> NoReturn:
+def fail(message: str) -> NoReturn:
+    """Ends the command with an error."""
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(EXIT_CANNOT)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -73,7 +73,7 @@ def run_study(
         for name, predictor in _baselines(learning, test).items():
             found.setdefault(name, []).append(outcomes(predictor, test))
         for name, config in configs.items():
-            told = _told(progress, done / parts, 1 / parts, f"seed {seed}, {name}")
+            told = told_part(progress, done / parts, 1 / parts, f"seed {seed}, {name}")
             trained = train(learning, replace(config, seed=seed), told)
             found.setdefault(name, []).append(outcomes(trained.predictor, test))
             seconds.setdefault(name, []).append(trained.seconds)
@@ -89,7 +89,7 @@ def run_study(
         "parameters": parameters,
         "train_s": float(np.median(seconds[MODEL])),
         "predictors": {name: _figures(each) for name, each in found.items()},
-        "best_chain": _best_chain(found),
+        "best_chain": best_chain(found, CHAINS),
     }
 
 
@@ -109,12 +109,20 @@ def split(
 
 def _baselines(learning: Sequence[WorkflowTrace], test: Sequence[WorkflowTrace]) -> dict[str, Predictor]:
     """Each having learned, and the oracle, which knows the test."""
-    chains = [Markov(order) for order in (1, 2, 3)]
-    learned: list[Predictor] = [Uniform(), Transition(), *chains]
-    for predictor in learned:
+    counting: list[Predictor] = [Uniform(), Transition()]
+    for predictor in counting:
         for trace in learning:
             predictor.learn(trace)
-    return {predictor.name: predictor for predictor in (*learned, Oracle(test))}
+    return {predictor.name: predictor for predictor in (*counting, *learned_chains(learning), Oracle(test))}
+
+
+def learned_chains(learning: Sequence[WorkflowTrace]) -> list[Markov]:
+    """Chains of orders 1 to 3, each having learned."""
+    chains = [Markov(order) for order in (1, 2, 3)]
+    for chain in chains:
+        for trace in learning:
+            chain.learn(trace)
+    return chains
 
 
 def _ablations(config: TrainConfig) -> dict[str, TrainConfig]:
@@ -138,11 +146,11 @@ def _figures(rounds: Sequence[Outcomes]) -> dict[str, Any]:
     return figures
 
 
-def _best_chain(found: dict[str, list[Outcomes]]) -> list[dict[str, Any]]:
-    """For each k the best of CHAINS, and by how much the model's share of right forecasts is above it, with 95 %."""
+def best_chain(found: Mapping[str, list[Outcomes]], chains: Sequence[str]) -> list[dict[str, Any]]:
+    """For each k the best chain, and by how much the model's share of right forecasts is above it, with 95 %."""
     result = []
     for k in range(HORIZON):
-        best = max(CHAINS, key=lambda name: joined(found[name]).figures().top1[k])
+        best = max(chains, key=lambda name: joined(found[name]).figures().top1[k])
         pairs = zip(found[MODEL], found[best], strict=True)
         sums = [_sums(ours, ours.first.astype(np.float64) - theirs.first) for ours, theirs in pairs]
         result.append({"k": k + 1, "name": best, "gain": _share(sums, k)})
@@ -161,5 +169,6 @@ def _share(sums: Sequence[Any], k: int) -> list[float] | None:
     return estimate(sums, [lambda total: total[..., k] / total[..., -1]])[0]
 
 
-def _told(progress: Progress, start: float, length: float, what: str) -> Progress:
+def told_part(progress: Progress, start: float, length: float, what: str) -> Progress:
+    """What hears of a part of the work, and tells it as that share of the whole."""
     return lambda share, text: progress(start + share * length, f"{what}: {text}")

@@ -76,9 +76,14 @@ def html_page(results: Mapping[str, Any]) -> str:
         *_sweep_sections(points, policies, draw),
         *(_point_section(point, points, policies, draw) for point in points),
     ]
+    return page_of(title, "".join(body))
+
+
+def page_of(title: str, body: str) -> str:
+    """A page as a whole, in the style of all reports; the body is HTML, the title plain text."""
     head = f'<meta charset="utf-8"><title>{escape(title)}</title><style>{CSS}</style>'
     view = '<meta name="viewport" content="width=device-width,initial-scale=1">'
-    return f'<!doctype html><html lang="en"><head>{head}{view}</head><body>{"".join(body)}</body></html>\n'
+    return f'<!doctype html><html lang="en"><head>{head}{view}</head><body>{body}</body></html>\n'
 
 
 def print_results(results: Mapping[str, Any], console: Console) -> None:

@@ -15,7 +15,7 @@ from predictor_actor.base import HORIZON, WorkflowTrace
 from predictor_actor.graph import GraphView
 from predictor_actor.markov import Markov
 from serving.benchmark.plot_style import COLOURS, as_svg, policy_style, shorten, styled
-from serving.benchmark.report import CSS, html_table
+from serving.benchmark.report import html_table, page_of
 from serving.benchmark.train_tables import in_words, predictor_table
 
 # More than these cannot be told apart in a picture.
@@ -38,9 +38,8 @@ def write_page(figures: dict[str, Any], traces: Sequence[WorkflowTrace], path: P
         f"<figure>{graph}<figcaption>The call graph: an edge is as wide as the call is likely to follow; edges below "
         f"{LEAST_CHANCE:.0%} and all but the {MOST_AGENTS} most called agents are left out.</figcaption></figure>"
     )
-    head = f'<meta charset="utf-8"><title>Who comes next</title><style>{CSS}</style>'
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n', encoding="utf-8")
+    path.write_text(page_of("Who comes next", body), encoding="utf-8")
 
 
 @styled

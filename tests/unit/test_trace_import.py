@@ -139,7 +139,6 @@ class TestAnchors:
             line("w", step("a", "sys", "tools", "task-w"), step("b", "sys-b", "task-w")),
         )
         assert anchors(result) == {"a": AgentFacts(20, (stable_hash("sys"), stable_hash("tools")))}
-        assert [set(trace.agents) for trace in result.traces] == [{"a"}, {"a"}]
 
     def test_a_minority_that_begins_otherwise_does_not_take_it_away(self, tmp_path: Path) -> None:
         lines = [line(f"w{number}", step("a", "sys", f"task{number}")) for number in range(3)]
@@ -148,7 +147,13 @@ class TestAnchors:
 
     def test_an_agent_of_one_workflow_has_what_others_share_with_it(self, tmp_path: Path) -> None:
         result = read(tmp_path, line("v", step("a", "company", "role-a")), line("w", step("b", "company", "role-b")))
-        assert anchors(result) == dict.fromkeys("ab", AgentFacts(10, (stable_hash("company"),)))
+        assert anchors(result) == {"b": AgentFacts(10, (stable_hash("company"),))}
+
+    def test_a_workflow_knows_of_it_what_the_lines_up_to_its_own_show(self, tmp_path: Path) -> None:
+        lines = [line(f"w{number}", step("a", "sys", f"task{number}")) for number in range(3)]
+        result = read(tmp_path, *lines)
+        assert [trace.agents for trace in result.traces] == [{}, *[{"a": AgentFacts(10, (stable_hash("sys"),))}] * 2]
+        assert read(tmp_path, *lines[:2]).traces == result.traces[:2]
 
     def test_it_is_bounded(self, tmp_path: Path) -> None:
         pieces = [f"s{number}" for number in range(100)]

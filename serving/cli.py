@@ -12,6 +12,7 @@ import typer
 from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
+from serving.benchmark.replay.drift_command import drift
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.demo import demo
@@ -39,7 +40,7 @@ app.add_typer(traces_app, name="traces")
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-for command in (run, report, hits, compare, convert, calibrate, validate, overhead):
+for command in (run, report, hits, compare, convert, calibrate, validate, overhead, drift):
     bench.command(command.__name__)(command)
 
 

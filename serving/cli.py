@@ -13,6 +13,7 @@ from serving.benchmark.commands import calibrate, compare, convert, hits, report
 from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
+from serving.benchmark.replay.drift_command import drift
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.coordinator_view import coordinator, top, why
@@ -44,7 +45,7 @@ app.add_typer(traces_app, name="traces")
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-for command in (run, report, hits, compare, convert, calibrate, validate, overhead):
+for command in (run, report, hits, compare, convert, calibrate, validate, overhead, drift):
     bench.command(command.__name__)(command)
 bench.command("predictor-curves")(predictor_curves)
 

@@ -38,7 +38,7 @@ def hit_table(records: Records, title: str, names: Sequence[str] | None = None) 
         names: of the points, in their order; by default their sizes.
     """
     points = [
-        {policy: [_percent(calls) for _, calls in records.of(point, policy)] for policy in records.policies(point)}
+        {policy: [percent(calls) for _, calls in records.of(point, policy)] for policy in records.policies(point)}
         for point in records.points
     ]
     return HitTable(title, names or [_size(spec.values) for spec in records.points.values()], points)
@@ -78,7 +78,8 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _percent(calls: Iterable[CallRecord]) -> float:
+def percent(calls: Iterable[CallRecord]) -> float:
+    """How much of their prompts was hit, those that failed aside."""
     good = [call for call in calls if not call.error]
     prompt = sum(call.prompt_tokens for call in good)
     return 100 * sum(call.hit_device + call.hit_host for call in good) / prompt if prompt else 0.0

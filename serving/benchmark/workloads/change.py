@@ -1,0 +1,45 @@
+"""A workload that changes half-way: the workflows of one, then those of another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from serving.benchmark.workloads.base import Call, Segment, Workflow, Workload
+
+LATER = "after the change: "
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Both as one workload.
+
+    Attributes:
+        later: the ids of the workflows that come after the change.
+        live_footprint: of these, and so of those before; see `Statistics`.
+    """
+
+    workload: Workload
+    later: frozenset[str]
+    live_footprint: float
+
+
+def change(before: Workload, after: Workload) -> Change:
+    """`after` follows `before`, with nothing in common: names of workflows and texts are told apart.
+
+    The lengths of `before` are scaled so that its workflows need as much of a cache as those of `after`. Otherwise
+    one of them would be under no pressure, and leave nothing to unlearn or to learn.
+    """
+    footprint = after.statistics().live_footprint
+    earlier = before.scaled(footprint / before.statistics().live_footprint).workflows
+    later = tuple(_later(one) for one in after.workflows)
+    both = Workload(f"{before.name}, then {after.name}", (*earlier, *later), before.skipped + after.skipped)
+    return Change(both, frozenset(one.id for one in later), footprint)
+
+
+def _later(workflow: Workflow) -> Workflow:
+    parent = None if workflow.parent is None else LATER + workflow.parent
+    return replace(workflow, id=LATER + workflow.id, calls=tuple(_call(one) for one in workflow.calls), parent=parent)
+
+
+def _call(call: Call) -> Call:
+    return replace(call, prompt=tuple(Segment(LATER + one.id, one.tokens, one.output_of) for one in call.prompt))

@@ -45,8 +45,13 @@ class Predictor:
         assert application is not None
         self.handle: Any = serve.run(application, name="predictor", route_prefix=None)
 
-    def ask(self, begun: Sequence[Prefix] = (), ended: Sequence[WorkflowTrace] = ()) -> Any:
-        return decode_answer(self.handle.forecast.remote(encode_request(Request(begun, ended, {}))).result())
+    def ask(
+        self,
+        begun: Sequence[Prefix] = (),
+        ended: Sequence[WorkflowTrace] = (),
+        asked: Sequence[Prefix] = (),
+    ) -> Any:
+        return decode_answer(self.handle.forecast.remote(encode_request(Request(begun, ended, {}, asked))).result())
 
     def live_through(self, traces: Sequence[WorkflowTrace]) -> None:
         for trace in traces:
@@ -113,6 +118,15 @@ class TestRequests:
         for reply, follower in zip(replies, "bc", strict=True):
             forecasts = decode_answer(reply.result()).forecasts
             assert forecasts.agents[int(forecasts.steps[0, 0, :-1].argmax())] == follower
+
+    def test_what_is_only_asked_for_is_forecast_after_the_rest_and_not_observed(self, tmp_path: Path) -> None:
+        predictor = Predictor(tmp_path, learn=False)
+        predictor.live_through([WorkflowTrace("w", (Call("a"), Call("b"), Call("c")))] * 3)
+        before = predictor.status()["counts"]["observed"]
+        forecasts = predictor.ask([Prefix.of([Call("a")], "v")], asked=[Prefix.of([Call("b")], "u")]).forecasts
+        likeliest = [forecasts.agents[int(row[:-1].argmax())] for row in forecasts.steps[:, 0]]
+        assert likeliest == ["b", "c"]
+        assert predictor.status()["counts"]["observed"] == before + 1
 
 
 @pytest.mark.usefixtures("_no_application")

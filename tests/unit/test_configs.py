@@ -17,7 +17,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
 from sglang.srt.server_args import ServerArgs
 
-from serving.app import COORDINATOR, ENGINE, INGRESS, build_app, engine_options
+from serving.app import COORDINATOR, ENGINE, INGRESS, PREDICTOR, build_app, engine_options
 from serving.config import AppConfig
 from serving.engine_args import EngineArgumentError, engine_arguments
 from serving.sglang_plugin import detect
@@ -73,7 +73,7 @@ class TestEveryConfig:
         config = config_of(path)
         built = resolve_application(build_app(config), name="forecache")
         deployments = {deployment.name: deployment for deployment in built.deployments}
-        assert deployments.keys() == {COORDINATOR, ENGINE, INGRESS}
+        assert deployments.keys() == {COORDINATOR, ENGINE, INGRESS, PREDICTOR}
         assert built.ingress_deployment_name == INGRESS
         assert deployments[ENGINE].num_replicas == config.deployment.num_replicas
         assert deployments[INGRESS].num_replicas == 1

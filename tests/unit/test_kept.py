@@ -84,5 +84,5 @@ class TestTraining:
 
 class TestDeployment:
     def test_there_is_none_unless_it_is_enabled(self) -> None:
-        assert predictor_deployment(AppConfig()) is None
-        assert predictor_deployment(AppConfig.model_validate({"predictor": {"enabled": True}})) is not None
+        assert predictor_deployment(AppConfig.model_validate({"predictor": {"enabled": False}})) is None
+        assert predictor_deployment(AppConfig()) is not None

@@ -75,11 +75,12 @@ def with_field(data: bytes, place: int, value: object) -> bytes:
 
 
 class TestRequests:
-    @given(st.lists(prefixes, max_size=4), facts)
-    def test_what_is_sent_arrives(self, begun: list[Prefix], known: dict[str, AgentFacts]) -> None:
-        arrived = decode_request(encode_request(Request(begun, [], known)))
-        assert len(arrived.begun) == len(begun)
-        assert all(same(one, other) for one, other in zip(arrived.begun, begun, strict=True))
+    @given(st.lists(prefixes, max_size=4), st.lists(prefixes, max_size=4), facts)
+    def test_what_is_sent_arrives(self, begun: list[Prefix], asked: list[Prefix], known: dict[str, AgentFacts]) -> None:
+        arrived = decode_request(encode_request(Request(begun, [], known, asked)))
+        for came, sent in ((arrived.begun, begun), (arrived.asked, asked)):
+            assert len(came) == len(sent)
+            assert all(same(one, other) for one, other in zip(came, sent, strict=True))
         assert arrived.facts == known
 
     def test_workflows_that_have_ended_arrive(self) -> None:
@@ -131,7 +132,7 @@ class TestRequests:
             (0, "forecache-traces", "begins with"),
             (1, 2, "version"),
             (1, True, "version"),
-            (2, "answer", "request and 3 fields"),
+            (2, "answer", "request and 4 fields"),
             (3, [], "7 columns"),
             (4, [b"\x90"], "has ended"),
             (4, "none", "list of at most"),
@@ -145,7 +146,7 @@ class TestRequests:
             decode_request(with_field(encode_request(REQUEST), place, value))
 
     def test_an_answer_is_no_request(self) -> None:
-        with pytest.raises(RequestError, match="request and 3 fields"):
+        with pytest.raises(RequestError, match="request and 4 fields"):
             decode_request(encode_answer(ANSWER))
 
 

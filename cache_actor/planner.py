@@ -7,10 +7,11 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from cache_actor.cluster import Cluster, EngineState
+from cache_actor.cluster import Cluster
 from cache_actor.decisions import SHADOW
 from cache_actor.messages import Anchor, EnginePlan, PrefetchOrder
 from cache_actor.runtime import Draft, Runtime
+from cache_actor.state import EngineState
 
 Mode = Literal["on", "shadow", "off"]
 MODES: tuple[Mode, ...] = ("on", "shadow", "off")

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.cluster import Cluster
 from cache_actor.forecast import Forecast
 from cache_actor.messages import CallEvent
+from cache_actor.state import EngineState, WorkflowState
 
 logger = logging.getLogger("forecache")
 

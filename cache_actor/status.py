@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cache_actor.cluster import EngineState, WorkflowState
 from cache_actor.decisions import in_words
+from cache_actor.state import EngineState, WorkflowState
 
 
 def engine_status(engine: EngineState, now: float) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.cluster import Cluster
 from cache_actor.messages import CallEvent
 from cache_actor.policies.survival import Transitions
 from cache_actor.runtime import Draft, RuntimePolicy
+from cache_actor.state import EngineState, WorkflowState
 
 # Below this predictability R = 1 - H(next | current) / H(next) a guess is too often wrong.
 LEAST_PREDICTABILITY = 0.3

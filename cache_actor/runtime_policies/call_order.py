@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.cluster import Cluster
 from cache_actor.runtime import Draft, RuntimePolicy
+from cache_actor.state import EngineState, WorkflowState
 
 # Priorities are between these, so that a client's own stay above or below all of them.
 HIGHEST = 100

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.cluster import Cluster
 from cache_actor.policies.base import VALUE_ONE
 from cache_actor.runtime import Draft, RuntimePolicy
+from cache_actor.state import EngineState, WorkflowState
 
 # An agent that is less likely than this to come next is not worth the link.
 LEAST_CHANCE = 0.2

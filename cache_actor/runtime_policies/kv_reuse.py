@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
-from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.cluster import Cluster
 from cache_actor.policies.base import VALUE_ONE
 from cache_actor.runtime import Draft, RuntimePolicy
+from cache_actor.state import EngineState, WorkflowState
 
 # A value that moved by less than this says nothing new, in expected calls.
 LEAST_CHANGE = 0.01

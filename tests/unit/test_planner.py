@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
 
-from cache_actor.cluster import Cluster, EngineState
+from cache_actor.cluster import Cluster
 from cache_actor.decisions import in_words
 from cache_actor.forecast import compiled
 from cache_actor.messages import EnginePlan, Receipt
@@ -13,6 +13,7 @@ from cache_actor.policies.base import VALUE_ONE
 from cache_actor.runtime import Runtime
 from cache_actor.runtime_policies import RUNTIME_POLICIES, make_runtime_policies
 from cache_actor.runtime_policies.kv_prefetch import IN_FLIGHT
+from cache_actor.state import EngineState
 
 TTL_S = 10.0
 

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 import pytest
 from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
 
-from cache_actor.cluster import Cluster, EngineState, WorkflowState
+from cache_actor.cluster import Cluster
 from cache_actor.forecast import compiled
 from cache_actor.runtime import FAILURES, Draft, Runtime, RuntimePolicy
 from cache_actor.runtime_policies import RUNTIME_POLICIES, make_runtime_policies
+from cache_actor.state import EngineState, WorkflowState
 
 
 def cluster_of(workflows: int, forecast: bool = True) -> Cluster:

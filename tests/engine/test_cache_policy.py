@@ -26,6 +26,17 @@ def ask(engine: EngineUnderTest, prompt: list[int], workflow: str, agent: str = 
     return int(usage["prompt_tokens"] - usage["prompt_tokens_details"]["device"])
 
 
+def owned_by(engine: EngineUnderTest, workflow: str) -> list[dict[str, Any]]:
+    return [node for node in engine.ask("dump")["nodes"] if workflow in node["owners"]]
+
+
+def eventually_without_value(engine: EngineUnderTest, workflow: str) -> None:
+    deadline = time.monotonic() + 20
+    while any(node["value"] for node in owned_by(engine, workflow)):
+        assert time.monotonic() < deadline, "its values do not lapse"
+        time.sleep(0.1)
+
+
 def fill(engine: EngineUnderTest, count: int, first_seed: int = 1000) -> None:
     """Pressure: other living workflows, each with a prompt of its own."""
     for i in range(count):
@@ -125,6 +136,40 @@ class TestForecasts:
         fill(engine, 5)
         assert ask(engine, second, "again") <= 1
         assert ask(engine, first, "living") >= OWN_TOKENS - 1
+
+
+class TestWhatIsTold:
+    """What the coordinator goes by."""
+
+    def test_renewed_values_outlive_the_plan_that_brought_them(self, engine: EngineUnderTest) -> None:
+        ask(engine, tokens(50, OWN_TOKENS), "renewed")
+        engine.apply(policy="lookahead", tables={"renewed": {"agent": VALUE_ONE}}, time_to_live_s=1.0)
+        for _ in range(4):
+            time.sleep(0.5)
+            engine.apply(time_to_live_s=1.0, renew=True)
+        assert {node["value"] for node in owned_by(engine, "renewed")} == {1.0}
+        eventually_without_value(engine, "renewed")
+
+    def test_what_a_workflow_holds_and_has_lost_is_told(self, engine: EngineUnderTest) -> None:
+        ask(engine, tokens(51, OWN_TOKENS), "watched")
+        engine.apply()  # what was lost before is told
+        held = engine.apply(tables={"watched": {"agent": VALUE_ONE}}).residency["watched"]
+        assert held[0] >= OWN_TOKENS
+        fill(engine, DEVICE_TOKENS // OWN_TOKENS + 1, first_seed=3000)
+        report = engine.apply(tables={"watched": {"agent": VALUE_ONE}, "nobody": {"agent": 1}})
+        lost = {(one.workflow, one.tier): one.tokens for one in report.evictions}
+        assert lost["watched", "device"] == held[0] - report.residency["watched"][0] > 0
+        assert "nobody" not in report.residency
+        assert engine.apply().evictions == []
+
+    def test_a_warm_up_is_there_for_the_call_and_counts_as_none(self, engine: EngineUnderTest) -> None:
+        anchor = tokens(52, AGENT_TOKENS)
+        before = engine.ask("figures")["counters"]
+        calls = len(engine.started_calls)
+        engine.run(engine.api.warm_up(anchor, "warm"))
+        assert engine.ask("figures")["counters"].get("prompt", 0) == before.get("prompt", 0)
+        assert len(engine.started_calls) == calls
+        assert ask(engine, [*anchor, *tokens(53, 20)], "warmed") <= 21
 
 
 class TestReuse:

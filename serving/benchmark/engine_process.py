@@ -24,6 +24,7 @@ from typing import Any, Self
 import psutil
 
 from cache_actor.messages import RequestIdentity
+from serving.benchmark.hidden_states import ReadJob, States, read_states
 from serving.config import AppConfig
 from serving.processes import end_processes
 from serving.run_directory import RunDirectory
@@ -108,6 +109,17 @@ class EngineProcess:
         result: JobResult = self._receive()
         return result
 
+    def read(self, job: ReadJob) -> States:
+        """Hidden states of prompts, one row each; the engine needs `enable_return_hidden_states`.
+
+        Raises:
+            EngineProcessError: the engine failed or is gone.
+        """
+        with contextlib.suppress(BrokenPipeError):  # `_receive` says why
+            self._pipe.send(job)
+        states: States = self._receive()
+        return states
+
     def _receive(self) -> Any:
         try:
             answer = self._pipe.recv()
@@ -169,7 +181,10 @@ async def _serve(pipe: Connection, config: AppConfig) -> None:
         pipe.send(None)
         while True:
             job = await asyncio.to_thread(pipe.recv)
-            pipe.send(await _run(engine, job, identified=not stock))
+            if isinstance(job, ReadJob):
+                pipe.send(await read_states(engine, job))
+            else:
+                pipe.send(await _run(engine, job, identified=not stock))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent has closed its end
     except Exception as error:

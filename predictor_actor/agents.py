@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +28,6 @@ class Agents:
 
     def __len__(self) -> int:
         return len(self._names)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
 
     def __contains__(self, name: str) -> bool:
         return name in self._ids
@@ -60,4 +57,4 @@ class Agents:
     def ids(self, names: Sequence[str]) -> Ids:
         """Numbers of many names; -1 for a name that has none."""
         look_up = self._ids.get
-        return np.fromiter((look_up(name, -1) for name in names), np.int64, len(names))
+        return np.array([look_up(name, -1) for name in names], np.int64)

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from cache_actor.policies.survival import Transitions
+from predictor_actor.agents import Agents
 from predictor_actor.base import HORIZON, AgentFacts, Forecasts, Predictor, Prefix, WorkflowTrace
 
 
@@ -17,17 +18,16 @@ class Uniform(Predictor):
 
     name: ClassVar[str] = "uniform"
 
-    def __init__(self, agents: Sequence[str] = (), max_agents: int = 512) -> None:
-        self._limit = max_agents
-        self._agents = dict.fromkeys(agents[-max_agents:])
+    def __init__(self) -> None:
+        self._agents = Agents()
 
     def introduce(self, facts: Mapping[str, AgentFacts]) -> None:
         for name in facts:
-            self._see(name)
+            self._agents.use(name)
 
     def observe(self, prefix: Prefix) -> None:
         if prefix.agents:
-            self._see(prefix.agents[-1])
+            self._agents.use(prefix.agents[-1])
 
     def forecast(self, prefixes: Sequence[Prefix]) -> Forecasts:
         count = len(self._agents)
@@ -36,13 +36,7 @@ class Uniform(Predictor):
             steps[:, :, :-1] = 1 / count
         else:
             steps[:, :, -1] = 1
-        return Forecasts(tuple(self._agents), steps, self.name)
-
-    def _see(self, name: str) -> None:
-        self._agents.pop(name, None)
-        self._agents[name] = None
-        if len(self._agents) > self._limit:
-            del self._agents[next(iter(self._agents))]
+        return Forecasts(self._agents.names, steps, self.name)
 
 
 class Transition(Predictor):

@@ -40,7 +40,7 @@ def save_checkpoint(predictor: GraphSage, folder: Path, notes: dict[str, Any] | 
     """
     view = predictor.markov.graph.view()
     arrays = {f"model.{name}": weights.numpy() for name, weights in predictor.model.state_dict().items()}
-    arrays |= {"graph.counts": view.counts, "graph.means": view.means}
+    arrays |= {"graph.counts": view.counts, "graph.means": view.means, "graph.chances": view.chances}
     arrays |= {f"contexts.{name}": table for name, table in predictor.markov.contexts.tables().items()}
     weights = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     digest = hashlib.sha256(weights).hexdigest()
@@ -105,13 +105,17 @@ def _restore(said: dict[str, Any], arrays: dict[str, np.ndarray[Any, Any]]) -> G
     if len(set(names)) != len(names) or len(names) > MAX_AGENTS:
         raise ValueError(f"{len(names)} agents, of which {len(set(names))} differ; at most {MAX_AGENTS} can be known")
     facts = tuple(AgentFacts(int(agent["anchor_tokens"]), tuple(map(int, agent["anchor_hashes"]))) for agent in agents)
-    counts, means = arrays["graph.counts"], arrays["graph.means"]
+    counts, means, chances = (arrays[f"graph.{name}"] for name in ("counts", "means", "chances"))
     size = len(names) + 1
-    if counts.shape != (size, size) or means.shape != (size, 4):
-        raise ValueError(f"the graph has shapes {counts.shape} and {means.shape} for {len(names)} agents")
+    if counts.shape != (size, size) or means.shape != (size, 4) or chances.shape != (size,):
+        raise ValueError(f"the graph has shapes {counts.shape}, {means.shape}, {chances.shape} for {len(names)} agents")
     markov = Markov(int(said["order"]), int(said["memory"]))
-    markov.graph.restore(GraphView(names, np.nan_to_num(counts).clip(0), np.nan_to_num(means), facts))
-    markov.contexts = Contexts.restored(_under("contexts.", arrays), int(said["memory"]))
+    counts, chances = (np.nan_to_num(each).clip(0, 1 << 31) for each in (counts, chances))
+    markov.graph.restore(GraphView(names, counts, np.nan_to_num(means), facts, chances))
+    tables = _under("contexts.", arrays)
+    if int(tables["followers"].max(initial=0)) > len(names):
+        raise ValueError(f"a context is followed by agent {tables['followers'].max()} of {len(names)}")
+    markov.contexts = Contexts.restored(tables, int(said["memory"]))
     markov.contexts.reserve(len(names))
     calibration = Calibration(*(tuple(map(float, said["calibration"][field])) for field in ("temperature", "share")))
     return GraphSage(model, calibration, markov, str(said["version"]))

@@ -15,7 +15,7 @@ FOLLOWERS = 6
 # Longer contexts do not fit a key.
 MAX_ORDER = 6
 WAYS = 8
-# Contexts that the table has room for, for each agent; three quarters of it is used in practice.
+# Contexts that the table has room for, for each agent.
 CONTEXTS_PER_AGENT = 16
 _BITS = 10
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -115,18 +115,18 @@ class Contexts:
         self._counts[self._followers == agent] = 0
         self._counts[self._keys == EMPTY] = 0
 
-    def look_up(self, keys: Keys, size: int) -> npt.NDArray[np.float32]:
-        """Counts of the followers of each context, shape (len(keys), size); 0 for contexts that are not held."""
+    def look_up(self, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float32]]:
+        """What has followed contexts.
+
+        Returns:
+            Which of the keys are held, shape (H,); their followers, and how often each was counted, both of shape
+            (H, FOLLOWERS). A follower that was counted 0 times stands for none.
+        """
         sets = self._set_of(keys)
         ways = self._keys[sets] == keys[:, None]
-        held = ways.any(axis=1)
-        found = np.zeros((len(keys), size), np.float32)
-        if held.any():
-            rows = np.flatnonzero(held)
-            where = (sets[rows], ways[rows].argmax(axis=1))
-            followers = self._followers[where].astype(np.int64)
-            np.add.at(found, (rows[:, None], np.minimum(followers, size - 1)), self._counts[where])
-        return found
+        rows = np.flatnonzero(ways.any(axis=1))
+        where = (sets[rows], ways[rows].argmax(axis=1))
+        return rows, self._followers[where].astype(np.int64), self._counts[where].astype(np.float32)
 
     def _set_of(self, keys: Keys) -> npt.NDArray[np.int64]:
         mixed: npt.NDArray[np.int64] = ((keys * _MULTIPLIER) >> np.uint64(40)).astype(np.int64)

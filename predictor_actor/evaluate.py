@@ -73,23 +73,12 @@ class Figures:
     calls: int
 
 
-def outcomes(predictor: Predictor, traces: Sequence[WorkflowTrace], online: bool = False) -> Outcomes:
+def outcomes(predictor: Predictor, traces: Sequence[WorkflowTrace]) -> Outcomes:
     """Forecasts after every call of the traces, and what became of them.
 
     What comes after the last call of a workflow that had not ended is not known and not asked for.
-
-    Args:
-        online: the predictor learns from each workflow once it is through with it.
     """
-    found: list[Outcomes] = []
-    if not online:
-        prefixes = [prefix for trace in traces for prefix in prefixes_of(trace)]
-        forecasts = predictor.forecast(prefixes)
-        return judge(forecasts, traces)
-    for trace in traces:
-        found.append(judge(predictor.forecast(prefixes_of(trace)), [trace]))
-        predictor.learn(trace)
-    return joined(found)
+    return judge(predictor.forecast([prefix for trace in traces for prefix in prefixes_of(trace)]), traces)
 
 
 def joined(parts: Sequence[Outcomes]) -> Outcomes:

@@ -12,9 +12,9 @@ from torch import Tensor
 from predictor_actor.agents import Ids
 from predictor_actor.base import HORIZON, AgentFacts, Prefix, WorkflowTrace, prefixes_of
 from predictor_actor.features import PathArrays, node_arrays, path_arrays
-from predictor_actor.graph import GraphView
 from predictor_actor.markov import Markov
 from predictor_actor.model import Nodes, Paths
+from predictor_actor.newcomers import Newcomers
 
 IGNORED = -1
 
@@ -29,17 +29,10 @@ class Fold:
         targets: (B, K) places in the logits of what came; the last is END, IGNORED what is not known.
     """
 
-    view: GraphView
     nodes: Nodes
+    newcomers: Newcomers
     paths: Paths
     targets: Tensor
-
-    def without(self, agent: int) -> Nodes:
-        """The graph as it would be if the agent had never been called."""
-        counts, means = self.view.counts.copy(), self.view.means.copy()
-        counts[agent] = counts[:, agent] = 0
-        means[agent] = 0
-        return Nodes.of(node_arrays(GraphView(self.view.names, counts, means, self.view.facts)))
 
 
 def make_folds(traces: Sequence[WorkflowTrace], count: int, order: int, memory: int, text_size: int) -> list[Fold]:
@@ -65,21 +58,24 @@ def make_fold(traces: Sequence[WorkflowTrace], markov: Markov, text_size: int) -
     """The examples of traces, seen with what a Markov chain has learned."""
     view = markov.graph.view()
     prefixes = [prefix for trace in traces for prefix in prefixes_of(trace)]
-    paths = read_paths(prefixes, markov, text_size)
+    newcomers = Newcomers.of(view)
+    paths = read_paths(prefixes, markov, newcomers, text_size)
     places = {name: place for place, name in enumerate(view.names)}
     targets = [row for trace in traces for row in _targets(trace, places)]
-    return Fold(view, Nodes.of(node_arrays(view)), paths, torch.tensor(targets).reshape(-1, HORIZON))
+    return Fold(Nodes.of(node_arrays(view)), newcomers, paths, torch.tensor(targets).reshape(-1, HORIZON))
 
 
-def read_paths(prefixes: Sequence[Prefix], markov: Markov, text_size: int) -> Paths:
+def read_paths(prefixes: Sequence[Prefix], markov: Markov, newcomers: Newcomers, text_size: int) -> Paths:
     """What a model is told of workflows."""
     agents = markov.graph.agents
     numbers = agents.ids([name for prefix in prefixes for name in prefix.agents])
     arrays = path_arrays(prefixes, numbers, unknown=len(agents) + 2)
-    prior = torch.from_numpy(markov.steps(_contexts(arrays, markov.order, len(agents))))
+    prior = markov.steps(_contexts(arrays, markov.order, newcomers.stand_in))
+    if newcomers.spread is not None:
+        prior = prior @ newcomers.spread
     if not text_size:
-        return Paths.of(arrays, prior)
-    return Paths.of(arrays, prior, *_texts(prefixes, text_size))
+        return Paths.of(arrays, torch.from_numpy(prior))
+    return Paths.of(arrays, torch.from_numpy(prior), *_texts(prefixes, text_size))
 
 
 def facts_of(traces: Sequence[WorkflowTrace]) -> dict[str, AgentFacts]:
@@ -92,9 +88,10 @@ def facts_of(traces: Sequence[WorkflowTrace]) -> dict[str, AgentFacts]:
     return facts
 
 
-def _contexts(arrays: PathArrays, order: int, agents: int) -> Ids:
+def _contexts(arrays: PathArrays, order: int, stand_in: Ids) -> Ids:
     latest = arrays.nodes[:, -order:]
-    return np.where(latest > agents, -1, latest)
+    known = latest < len(stand_in)
+    return np.where(known, stand_in[np.where(known, latest, 0)], -1)
 
 
 def _texts(prefixes: Sequence[Prefix], size: int) -> tuple[Tensor, Tensor]:

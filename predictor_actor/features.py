@@ -49,7 +49,7 @@ class NodeArrays:
 def node_arrays(view: GraphView) -> NodeArrays:
     """Features and edges of a graph."""
     count = len(view.names)
-    texts = np.stack([_identity(name, facts) for name, facts in zip(view.names, view.facts, strict=True)] or [_none()])
+    texts = _texts(view)
     features = np.zeros((count + 3, NODE_FEATURES), np.float32)
     features[1 : count + 1, : texts.shape[1]] = texts[:count]
     features[: count + 1, texts.shape[1] : texts.shape[1] + STATISTICS] = _statistics(view)
@@ -58,9 +58,21 @@ def node_arrays(view: GraphView) -> NodeArrays:
     weights = np.zeros((count + 3, count + 3), np.float32)
     weights[: count + 1, 1 : count + 1] = view.counts[:, 1:]
     weights[: count + 1, count + 1] = view.counts[:, 0]
-    likeness = np.zeros_like(weights)
-    likeness[1 : count + 1, 1 : count + 1] = _likeness(texts[:count])
-    return NodeArrays(features, _edges(weights), _edges(weights.T), _edges(likeness))
+    alike = np.zeros_like(weights)
+    near = likeness(view)
+    alike[1 : count + 1, 1 : count + 1] = np.where(near >= LEAST_SIMILARITY, near, 0)
+    return NodeArrays(features, _edges(weights), _edges(weights.T), _edges(alike))
+
+
+def likeness(view: GraphView) -> Floats:
+    """How like each other agents' names and anchors are, shape (N, N): cosines, 0 on the diagonal."""
+    texts = _texts(view)[: len(view.names)]
+    sizes = np.linalg.norm(texts, axis=1, keepdims=True)
+    unit = texts / np.maximum(sizes, 1e-6)
+    alike = unit @ unit.T
+    np.fill_diagonal(alike, 0)
+    cosines: Floats = alike.astype(np.float32)
+    return cosines
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +107,7 @@ def path_arrays(prefixes: Sequence[Prefix], numbers: Ids, unknown: int) -> PathA
     if len(numbers):
         nodes = np.where(present, np.where(numbers < 0, unknown, numbers)[place], 0)
         every = np.concatenate([prefix.numbers for prefix in prefixes])
-        calls = np.where(present[:, :, None], _calls(every, ends)[place], 0)
+        calls = np.where(present[:, :, None], _calls(every, sizes)[place], 0)
     else:
         nodes, calls = np.zeros(place.shape, np.int64), np.zeros((*place.shape, CALL_FEATURES), np.float32)
     # What came before the window is not looked at.
@@ -104,15 +116,19 @@ def path_arrays(prefixes: Sequence[Prefix], numbers: Ids, unknown: int) -> PathA
     return PathArrays(nodes, present, calls.astype(np.float32), _workflow(nodes, present, lengths))
 
 
-def _calls(numbers: Floats, ends: Ids) -> Floats:
-    """CALL_FEATURES of every call; the latest of each workflow has no output yet."""
+def _calls(numbers: Floats, sizes: Ids) -> Floats:
+    """CALL_FEATURES of every call; the latest of each workflow has no output yet, and the first nothing before it."""
+    ends = np.cumsum(sizes)[sizes > 0]
+    first = ends - sizes[sizes > 0]
     known = np.nan_to_num(numbers, nan=0.0, posinf=0.0, neginf=0.0)
     prompt, output = known[:, PROMPT_TOKENS].clip(0), known[:, OUTPUT_TOKENS].clip(0)
-    output[ends[ends > 0] - 1] = 0
+    output[ends - 1] = 0
     pause = np.zeros(len(numbers), np.float32)
     pause[1:] = numbers[1:, START_S] - numbers[:-1, END_S]
+    pause[first] = np.nan
     timed = np.isfinite(pause)
     growth = np.diff(prompt, prepend=prompt[:1])
+    growth[first] = 0
     pause = np.where(timed, pause, 0).clip(0)
     columns = (np.log1p(prompt) / 10, np.log1p(output) / 8, np.log1p(pause) / 6, (growth / 4000).clip(-4, 4), timed)
     return np.stack(columns, axis=1).astype(np.float32)
@@ -172,12 +188,9 @@ def _edges(weights: Floats) -> tuple[Ids, Floats]:
     return np.stack([targets, sources]), scaled[targets, sources]
 
 
-def _likeness(texts: Floats) -> Floats:
-    sizes = np.linalg.norm(texts, axis=1, keepdims=True)
-    unit = texts / np.maximum(sizes, 1e-6)
-    alike = unit @ unit.T
-    np.fill_diagonal(alike, 0)
-    return np.where(alike >= LEAST_SIMILARITY, alike, 0).astype(np.float32)
+def _texts(view: GraphView) -> Floats:
+    """One row for each agent, at least one."""
+    return np.stack([_identity(name, facts) for name, facts in zip(view.names, view.facts, strict=True)] or [_none()])
 
 
 @lru_cache(maxsize=4096)

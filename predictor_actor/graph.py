@@ -30,12 +30,15 @@ class GraphView:
             log(1 + pause before the call in seconds) and of its place in the workflow (place / (place + 10)); row 0
             is empty.
         facts: what is known of each agent apart from its calls.
+        chances: float32 of shape (N + 1,), how many calls of anybody have begun since each agent became known; index 0
+            is empty.
     """
 
     names: tuple[str, ...]
     counts: Floats
     means: Floats
     facts: tuple[AgentFacts, ...]
+    chances: Floats
 
     def transitions(self) -> Floats:
         """P(column | row) of shape (N + 1, N + 1); rows of agents that were never left are 0."""
@@ -61,6 +64,8 @@ class CallGraph:
         # uint16 holds `memory` and is a quarter of what int64 would take.
         self._counts = np.zeros((9, 9), np.uint16 if memory < 1 << 16 else np.uint32)
         self._means = np.zeros((9, 4), np.float32)
+        self._known_at = np.zeros(9, np.uint32)
+        self._calls = 0
         self._facts: dict[str, AgentFacts] = {}
         self.version = 0
 
@@ -84,6 +89,7 @@ class CallGraph:
             return 0
         number = self._number(prefix.agents[-1])
         self._count(self._before(prefix), number)
+        self._calls += 1
         self._look(prefix, number)
         self.version += 1
         return number
@@ -99,7 +105,8 @@ class CallGraph:
         size = len(self.agents) + 1
         names = self.agents.names
         facts = tuple(self._facts.get(name, AgentFacts()) for name in names)
-        return GraphView(names, self.counts.astype(np.float32), self._means[:size].copy(), facts)
+        chances = (self._calls - self._known_at[:size].astype(np.int64)).astype(np.float32)
+        return GraphView(names, self.counts.astype(np.float32), self._means[:size].copy(), facts, chances)
 
     def restore(self, view: GraphView) -> None:
         """Goes on from a view; for a graph that is still empty.
@@ -114,12 +121,14 @@ class CallGraph:
         size = len(self.agents) + 1
         self._counts[:size, :size] = np.minimum(view.counts[:size, :size], self.memory)
         self._means[:size] = view.means[:size]
+        self._calls = int(view.chances.max(initial=0))
+        self._known_at[:size] = self._calls - view.chances[:size].astype(np.int64)
         self._facts = {name: facts for name, facts in zip(view.names, view.facts, strict=True) if name in self.agents}
         self.version += 1
 
     def nbytes(self) -> int:
         """Memory of what grows with the number of agents, names apart."""
-        return self._counts.nbytes + self._means.nbytes
+        return self._counts.nbytes + self._means.nbytes + self._known_at.nbytes
 
     def _before(self, prefix: Prefix) -> int:
         """The row of what preceded the latest call: 0 the start, -1 something that is not known."""
@@ -132,9 +141,11 @@ class CallGraph:
         while number >= len(self._counts):
             self._counts = np.pad(self._counts, (0, len(self._counts)))
             self._means = np.pad(self._means, ((0, len(self._means)), (0, 0)))
+            self._known_at = np.pad(self._known_at, (0, len(self._known_at)))
         if fresh:
             self._counts[number] = self._counts[:, number] = 0
             self._means[number] = 0
+            self._known_at[number] = self._calls
             for gone in [known for known in self._facts if known not in self.agents]:
                 del self._facts[gone]
         return number
@@ -158,7 +169,7 @@ class CallGraph:
         previous = prefix.numbers[-2]
         if (before := self.agents.get(prefix.agents[-2])) and previous[OUTPUT_TOKENS] > 0:
             self._move(before, LOG_OUTPUT, float(np.log1p(previous[OUTPUT_TOKENS])))
-        pause = float(latest[START_S] - previous[END_S])
+        pause = float(latest[START_S]) - float(previous[END_S])
         if np.isfinite(pause):
             self._move(number, LOG_PAUSE, float(np.log1p(max(pause, 0.0))))
 

@@ -14,6 +14,7 @@ from predictor_actor.examples import read_paths
 from predictor_actor.features import node_arrays
 from predictor_actor.markov import Markov
 from predictor_actor.model import Forecaster, Nodes
+from predictor_actor.newcomers import Newcomers
 
 # Embeddings are worked out anew when the graph has changed this often, or has a new agent.
 REFRESH = 64
@@ -62,7 +63,7 @@ class GraphSage(Predictor):
         self.calibration = calibration
         self.markov = markov
         self.version = version
-        self._embedded: Tensor | None = None
+        self._embedded: tuple[Tensor, Newcomers] | None = None
         self._embedded_at: tuple[int, tuple[str, ...]] = (0, ())
 
     def introduce(self, facts: Mapping[str, AgentFacts]) -> None:
@@ -76,15 +77,18 @@ class GraphSage(Predictor):
 
     @torch.inference_mode()
     def forecast(self, prefixes: Sequence[Prefix]) -> Forecasts:
-        paths = read_paths(prefixes, self.markov, self.model.config.text_size)
-        steps = self.calibration.apply(self.model(self._embeddings(), paths), paths.prior)
+        embedded, newcomers = self._nodes()
+        paths = read_paths(prefixes, self.markov, newcomers, self.model.config.text_size)
+        steps = self.calibration.apply(self.model(embedded, paths), paths.prior)
         name = f"{self.name} {self.version}"
         return Forecasts(self.markov.graph.agents.names, steps.numpy(), name)
 
-    def _embeddings(self) -> Tensor:
+    def _nodes(self) -> tuple[Tensor, Newcomers]:
         graph = self.markov.graph
         version, names = self._embedded_at
         if self._embedded is None or graph.agents.names != names or graph.version - version >= REFRESH:
-            self._embedded = self.model.embed(Nodes.of(node_arrays(graph.view())))
-            self._embedded_at = (graph.version, graph.agents.names)
+            view = graph.view()
+            newcomers = Newcomers.of(view)
+            self._embedded = self.model.embed(Nodes.of(node_arrays(view)), newcomers), newcomers
+            self._embedded_at = (graph.version, view.names)
         return self._embedded

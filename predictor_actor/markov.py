@@ -76,8 +76,9 @@ class Markov(Predictor):
         ways, weights = contexts[:, None, :], np.ones((rows, 1), np.float32)
         ended = np.zeros(rows, np.float32)
         found = np.empty((rows, HORIZON, size), np.float32)
+        after = self._after_each()
         for k in range(HORIZON):
-            coming = self._next(ways.reshape(-1, self.order)).reshape(rows, -1, size) * weights[:, :, None]
+            coming = self._next(ways.reshape(-1, self.order), after).reshape(rows, -1, size) * weights[:, :, None]
             step = coming.sum(axis=1)
             step[:, 0] += ended
             step /= step.sum(axis=1, keepdims=True)
@@ -98,21 +99,27 @@ class Markov(Predictor):
         before = np.take_along_axis(ways, (places // agents)[:, :, None], axis=1)
         return np.concatenate([before[:, :, 1:], (places % agents + 1)[:, :, None]], axis=2), weights
 
-    def _next(self, contexts: Ids) -> Floats:
-        """P(next) of each context, END in column 0."""
-        counts = self.graph.counts
-        size = len(counts)
-        every = counts[:, :].sum(axis=0, dtype=np.float32)
-        found = np.full((len(contexts), size), 1 / size, np.float32)
-        found = _mix(found, np.broadcast_to(every, found.shape))
-        last = contexts[:, -1]
-        known = last < size
-        seen = np.zeros_like(found)
-        seen[known] = counts[last[known]]
-        found = _mix(found, seen)
+    def _next(self, contexts: Ids, after: Floats) -> Floats:
+        """P(next) of each context, END in column 0; `after` is what `_after_each` says."""
+        found: Floats = after[np.minimum(contexts[:, -1], len(after) - 1)]
         for order in range(2, self.order + 1):
-            found = _mix(found, self.contexts.look_up(keys_of(contexts[:, -order:]), size))
+            rows, followers, counts = self.contexts.look_up(keys_of(contexts[:, -order:]))
+            kinds = (counts > 0).sum(axis=1, dtype=np.float32)
+            seen = counts.sum(axis=1) + kinds
+            below = np.ones(len(found), np.float32)
+            below[rows] = np.where(seen > 0, kinds / np.maximum(seen, 1), 1)
+            found *= below[:, None]
+            counts /= np.maximum(seen, 1)[:, None]
+            for place in range(followers.shape[1]):
+                found[rows, followers[:, place]] += counts[:, place]
         return found
+
+    def _after_each(self) -> Floats:
+        """P(next) by the latest agent alone, shape (N + 2, N + 1): after the start, each agent, and an unknown one."""
+        counts = self.graph.counts.astype(np.float32)
+        size = len(counts)
+        every = _mix(np.full((1, size), 1 / size, np.float32), counts.sum(axis=0, keepdims=True))
+        return _mix(np.repeat(every, size + 1, axis=0), np.concatenate([counts, np.zeros((1, size), np.float32)]))
 
     def _context(self, agents: Sequence[str]) -> list[int]:
         """Numbers of the last `order` agents; 0 before the start."""
@@ -128,6 +135,6 @@ class Markov(Predictor):
 
 def _mix(below: Floats, counts: Floats) -> Floats:
     total = counts.sum(axis=1, keepdims=True)
-    kinds = (counts > 0).sum(axis=1, keepdims=True)
+    kinds = (counts > 0).sum(axis=1, keepdims=True, dtype=np.float32)
     mixed: Floats = (counts + kinds * below) / np.maximum(total + kinds, 1)
-    return np.where(total > 0, mixed, below).astype(np.float32)
+    return np.where(total > 0, mixed, below)

@@ -12,6 +12,7 @@ from torch_geometric.nn import RGCNConv, SimpleConv
 
 from predictor_actor.base import HORIZON
 from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
+from predictor_actor.newcomers import Newcomers
 
 HEADS = 4
 FLOOR = 1e-4
@@ -163,25 +164,38 @@ class PathEncoder(nn.Module):
         width = config.width
         self.place = nn.Embedding(WINDOW, width)
         self.query = nn.Linear(3 * width, width)
-        # Keys and values of a call are sums over what it is, what preceded it and where it stands, so that the first
-        # two are worked out once for each node and not for each call.
+        # Keys and values of a call are sums over what it is, what preceded it, its numbers and where it stands. So they
+        # are never made for each call of each workflow: a score is a sum of scores of nodes, numbers and places, and
+        # the weights of calls are added up by node before values are taken.
         self.own = nn.Linear(width, 2 * width, bias=False)
         self.previous = nn.Linear(width, 2 * width, bias=False)
-        self.numbers = nn.Linear(CALL_FEATURES, 2 * width)
+        self.numbers = nn.Linear(CALL_FEATURES, 2 * width, bias=False)
         self.where = nn.Linear(width, 2 * width, bias=False)
         self.dropout = nn.Dropout(config.dropout / 2)
 
     def forward(self, embedded: Tensor, latest: Tensor, paths: Paths) -> Tensor:
         batch, width = len(paths.nodes), embedded.shape[1]
+        heads = (HEADS, width // HEADS)
         before = functional.pad(paths.nodes[:, :-1], (1, 0))
-        both = functional.embedding(paths.nodes, self.own(embedded))
-        both = both + functional.embedding(before, self.previous(embedded))
-        both = self.dropout(both + self.numbers(paths.calls) + self.where(self.place.weight))
-        keys, values = both.view(batch, WINDOW, 2, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
-        query = self.query(latest).view(batch, HEADS, 1, width // HEADS)
+        kinds = [
+            (paths.nodes[:, None].expand(-1, HEADS, -1), *self.own(embedded).view(-1, 2, *heads).unbind(1)),
+            (before[:, None].expand(-1, HEADS, -1), *self.previous(embedded).view(-1, 2, *heads).unbind(1)),
+        ]
+        place_keys, place_values = self.where(self.place.weight).view(WINDOW, 2, *heads).unbind(1)
+        number_keys, number_values = self.numbers.weight.view(2, *heads, CALL_FEATURES)
+        query = self.query(latest).view(batch, *heads) / heads[1] ** 0.5
+        scores = torch.einsum("bhd,lhd->bhl", query, place_keys)
+        scores = scores + torch.einsum("bhd,hdc->bhc", query, number_keys) @ paths.calls.transpose(1, 2)
+        for nodes, keys, _ in kinds:
+            scores = scores + torch.einsum("bhd,nhd->bhn", query, keys).gather(2, nodes)
         # An empty path has one call that is none, so that its attention is defined.
         seen = paths.present | functional.one_hot(torch.tensor(WINDOW - 1), WINDOW).bool()
-        found = functional.scaled_dot_product_attention(query, keys, values, attn_mask=seen[:, None, None, :])
+        weights = self.dropout(scores.masked_fill(~seen[:, None], float("-inf")).softmax(dim=2))
+        found = torch.einsum("bhl,lhd->bhd", weights, place_values)
+        found = found + torch.einsum("bhc,hdc->bhd", weights @ paths.calls, number_values)
+        for nodes, _, values in kinds:
+            summed = weights.new_zeros(batch, HEADS, len(embedded)).scatter_add(2, nodes, weights)
+            found = found + torch.einsum("bhn,nhd->bhd", summed, values)
         return found.reshape(batch, width)
 
 
@@ -212,28 +226,38 @@ class Forecaster(nn.Module):
         self.end = nn.Parameter(torch.zeros(HORIZON))
         self.trust = nn.Parameter(torch.ones(HORIZON))
 
-    def embed(self, nodes: Nodes) -> Tensor:
-        """(N + 3, width) embeddings of START, the agents, END and the unknown agent."""
+    def embed(self, nodes: Nodes, newcomers: Newcomers) -> Tensor:
+        """(N + 3, width) embeddings of START, agents, END and the unknown agent; newcomers have their stand-in's."""
         embedded: Tensor = self.encoder(nodes)
-        return embedded
+        if newcomers.spread is None:
+            return embedded
+        return torch.cat([embedded[torch.from_numpy(newcomers.stand_in)], embedded[-2:]])
 
     def forward(self, embedded: Tensor, paths: Paths) -> Tensor:
         """Logits of shape (B, K, N + 1), the last for END."""
+        return self.correct(embedded, paths)[0]
+
+    def correct(self, embedded: Tensor, paths: Paths) -> tuple[Tensor, Tensor]:
+        """The logits, and what of them the model itself has added to the prior's."""
         batch, hidden = len(paths.nodes), self.config.hidden
         latest = embedded[paths.nodes[:, -1]]
         parts = [latest, paths.workflow]
         if self.path is not None:
-            near = embedded[paths.nodes[:, -3:]].reshape(batch, -1)
+            near = embedded[paths.nodes[:, -3:]].flatten(1)
             parts += [embedded[paths.nodes[:, -2]], self.path(embedded, near, paths)]
         if self.text is not None:
             parts.append(self._read(paths, batch))
-        fused = self.heads(self.fuse(torch.cat(parts, dim=1))).view(batch, HORIZON, hidden)
-        scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden)
-        logits: Tensor = torch.einsum("bkh,nkh->bkn", fused, scored) / hidden**0.5
-        logits = torch.cat([logits[:, :, :-1], logits[:, :, -1:] + self.end[:, None]], dim=2)
-        if "prior" in self.config.signals:
-            logits = logits + self.trust[:, None] * torch.log(paths.prior + FLOOR)
-        return logits
+        fused = self.fuse(torch.cat(parts, dim=1))
+        # A candidate's score is a product of two projections, of the workflow and of the agent. There are fewer agents
+        # than workflows in a batch, so both are applied to the agents.
+        scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden) / hidden**0.5
+        weights = torch.einsum("nko,koi->kni", scored, self.heads.weight.view(HORIZON, hidden, hidden))
+        offsets = torch.einsum("nko,ko->kn", scored, self.heads.bias.view(HORIZON, hidden))
+        found = (fused @ weights.flatten(0, 1).T).view(batch, HORIZON, len(scored)) + offsets
+        found = torch.cat([found[:, :, :-1], found[:, :, -1:] + self.end[:, None]], dim=2)
+        if "prior" not in self.config.signals:
+            return found, found
+        return found + self.trust[:, None] * torch.log(paths.prior + FLOOR), found
 
     def _read(self, paths: Paths, batch: int) -> Tensor:
         if paths.text is None or paths.has_text is None or self.text is None:
@@ -241,7 +265,7 @@ class Forecaster(nn.Module):
         return torch.where(paths.has_text[:, None], self.text(paths.text), self.no_text)
 
 
-def parameter_count(model: nn.Module, text: bool = False) -> int:
-    """Trained numbers of a model, those that project the text only if asked for."""
+def parameter_count(model: nn.Module) -> int:
+    """Trained numbers of a model, those that project the text apart."""
     named = model.named_parameters()
-    return sum(weights.numel() for name, weights in named if text or not name.startswith(("text", "no_text")))
+    return sum(weights.numel() for name, weights in named if not name.startswith(("text", "no_text")))

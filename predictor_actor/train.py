@@ -15,7 +15,7 @@ from predictor_actor.base import HORIZON, WorkflowTrace
 from predictor_actor.examples import IGNORED, Fold, facts_of, make_folds
 from predictor_actor.graphsage import Calibration, GraphSage
 from predictor_actor.markov import Markov
-from predictor_actor.model import FLOOR, Forecaster, ModelConfig, Nodes, Paths
+from predictor_actor.model import FLOOR, Forecaster, ModelConfig
 
 Progress = Callable[[float, str], None]
 State = dict[str, Tensor]
@@ -34,10 +34,8 @@ class TrainConfig:
         few_calls: with no more calls than this every fold is kept aside in turn, to find when to stop and how to
             calibrate, and the model is then trained on all of them; with more, only the first is.
         patience: epochs without a better loss of what is kept aside, before training stops.
-        cold: the share of batches in which an agent is treated as if it had never been called, so that new ones
-            get their chance by what they are like.
         max_s: no epoch begins after so many seconds of wall clock; what is best by then is taken.
-        threads: of PyTorch; None: as they are.
+        threads: of PyTorch; None: as they are. The model is so small that a second one seldom helps.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -50,10 +48,10 @@ class TrainConfig:
     batch: int = 256
     rate: float = 2e-3
     decay: float = 0.05
-    cold: float = 0.2
+    shrink: float = 0.02
     seed: int = 0
     max_s: float | None = None
-    threads: int | None = None
+    threads: int | None = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,34 +178,21 @@ class _Runner:
         ]
         for place in torch.randperm(len(batches), generator=generator).tolist():
             fold, rows = batches[place]
-            nodes, paths, targets = self._batch(fold, rows, generator)
+            targets = fold.targets[rows]
             if not (targets != IGNORED).any():
                 continue
-            loss = _loss(model(model.embed(nodes), paths), targets)
+            logits, correction = model.correct(model.embed(fold.nodes, fold.newcomers), fold.paths[rows])
+            loss = _loss(logits, targets) + self._config.shrink * correction.square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-
-    def _batch(self, fold: Fold, rows: Tensor, generator: torch.Generator) -> tuple[Nodes, Paths, Tensor]:
-        """Some examples; in a share of the cases with one agent that seems new, its chance in the prior the least."""
-        paths, targets = fold.paths[rows], fold.targets[rows]
-        agents = len(fold.view.names)
-        chance, which = torch.rand(2, generator=generator).tolist()
-        if agents < 2 or chance >= self._config.cold:
-            return fold.nodes, paths, targets
-        agent = 1 + int(which * agents)
-        prior = paths.prior.clone()
-        prior[:, :, agent - 1] = FLOOR
-        prior = prior / prior.sum(dim=2, keepdim=True)
-        fresh = Paths(paths.nodes, paths.present, paths.calls, paths.workflow, prior, paths.text, paths.has_text)
-        return fold.without(agent), fresh, targets
 
 
 @torch.inference_mode()
 def predict(model: Forecaster, fold: Fold) -> Tensor:
     """Logits of a fold's examples."""
     model.eval()
-    logits: Tensor = model(model.embed(fold.nodes), fold.paths)
+    logits: Tensor = model(model.embed(fold.nodes, fold.newcomers), fold.paths)
     return logits
 
 

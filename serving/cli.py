@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from importlib.metadata import version as distribution_version
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from serving.benchmark.commands import calibrate, compare, convert, report, validate
+from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
 from serving.config import ModelConfig
@@ -16,6 +17,11 @@ from serving.config_reference import reference
 from serving.demo import demo
 from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
+from serving.trace_commands import app as traces_app
+from serving.train_command import train
+
+if TYPE_CHECKING:
+    from serving.benchmark.budgets import Budget
 
 app = typer.Typer(
     help="Forecache: SGLang engines on Ray Serve that keep the KV cache multi-agent workflows will need. "
@@ -26,12 +32,14 @@ app = typer.Typer(
 )
 app.command("demo")(demo)
 app.command("replay")(replay)
+app.command("train")(train)
 app.add_typer(engine_app, name="engine")
+app.add_typer(traces_app, name="traces")
 
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-for command in (run, report, compare, convert, calibrate, validate, overhead):
+for command in (run, report, hits, compare, convert, calibrate, validate, overhead):
     bench.command(command.__name__)(command)
 
 
@@ -88,11 +96,42 @@ def cache_cost(
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+    _beside(cost.BUDGETS, figures, check, as_json)
+
+
+@bench.command("predictor")
+def predictor(
+    rounds: Annotated[int, typer.Option(min=1, help="Batches that a time is the median of.")] = 30,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure what forecasting costs: batches, training, memory. A minute or so on generated workflows.
+
+    Exit code: 0 measured, 1 a budget is missed (with --check), 130 interrupted by Ctrl-C.
+    """
+    from rich.console import Console
+
+    from serving.benchmark import predictor_cost as cost
+
+    try:
+        with Console(stderr=True).status("starting") as status:
+            figures = cost.measure(rounds, status.update)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    _beside(cost.BUDGETS, figures, check, as_json)
+
+
+def _beside(budgets: Sequence[Budget], figures: dict[str, float], check: bool, as_json: bool) -> None:
+    """Prints figures, with their budgets if for people; exit code 1 if one is missed and they are checked."""
+    from rich.console import Console
+
+    from serving.benchmark.budgets import missed, print_table
+
     if as_json:
         typer.echo(json.dumps(figures))
     else:
-        cost.print_table(figures, Console())
-    if check and (names := cost.missed(figures)):
+        print_table(figures, budgets, Console())
+    if check and (names := missed(figures, budgets)):
         typer.echo(f"over budget: {', '.join(names)}", err=True)
         raise typer.Exit(1)
 

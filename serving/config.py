@@ -177,6 +177,7 @@ class CacheConfig(StrictModel):
         description="Folder for what `reuse` has learned, a small file a model, safe to lose; by default in "
         "Forecache's cache folder; empty: nothing is kept.",
     )
+    learned_period_s: PositiveFloat = Field(60.0, description="How often what was learned is saved, in seconds.")
 
     @model_validator(mode="after")
     def _policy_exists(self) -> Self:

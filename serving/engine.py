@@ -21,7 +21,7 @@ from serving.calls import EngineCall, EngineQuery, Reply
 from serving.config import AppConfig
 from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
-from serving.learned import SAVE_PERIOD_S, LearnedFile
+from serving.learned import LearnedFile
 from serving.logs import log_through_serve
 from serving.plan_sender import PlanSender
 from serving.processes import end_processes
@@ -173,10 +173,10 @@ class EngineReplica:
                 await self._die(problem)
 
     async def _keep_learned(self) -> None:
-        """Keeps what the cache learns for the engines to come. A restart loses a minute of it."""
+        """Keeps what the cache learns for the engines to come. A restart loses a period of it."""
         file = LearnedFile(self._config.cache.learned_dir, self._config.model.served_name)
         while True:
-            await asyncio.sleep(SAVE_PERIOD_S)
+            await asyncio.sleep(self._config.cache.learned_period_s)
             try:
                 learned = await self._plans.ask("learned")
             except TimeoutError:  # a long step; the next time will do

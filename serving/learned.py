@@ -19,8 +19,6 @@ from serving.models import cache_folder
 
 logger = logging.getLogger("forecache")
 
-SAVE_PERIOD_S = 60.0
-
 
 class LearnedFile:
     """The file of one model.

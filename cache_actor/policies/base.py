@@ -89,6 +89,11 @@ class EvictionPolicy(ABC):
         """Whether a dormant anchor counts as retired, as PBKV has it. For whoever fills in `NodeFacts.retired`."""
         return False
 
+    @property
+    def piecewise(self) -> bool:
+        """Whether of a victim no more leaves than is asked for; SGLang's own order evicts whole nodes."""
+        return False
+
     def _check_number(self, parameter: str, low: float, high: float) -> None:
         """Raises ValueError unless the parameter is a number from `low` to `high`."""
         value = getattr(self, parameter)

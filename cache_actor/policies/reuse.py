@@ -27,6 +27,7 @@ class Reuse(EvictionPolicy):
     memory: after so many observations of one situation older ones count for less.
     samples: candidates that are watched at each eviction, beside the victim, until enough are.
     guard: whether the engine compares it with `lru`, `lifecycle` and `lookahead` all the time, and follows the best.
+    piecewise: of a victim no more leaves than is asked for, from its end on.
     strict: dormant anchors count as retired, PBKV to the letter.
     """
 
@@ -38,6 +39,7 @@ class Reuse(EvictionPolicy):
     memory: int = 256
     samples: int = 8
     guard: bool = True
+    piecewise: bool = True
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -51,6 +53,7 @@ class Reuse(EvictionPolicy):
         if not isinstance(self.samples, int) or not isinstance(self.memory, int):
             raise ValueError(f"policy {self.name!r}: samples and memory are whole numbers")
         self._check_choice("guard", (False, True))
+        self._check_choice("piecewise", (False, True))
         self._check_choice("strict", (False, True))
 
     @property

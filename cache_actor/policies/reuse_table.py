@@ -166,6 +166,10 @@ class ReuseTable:
         if len(cells) > MAX_CELLS:
             self._forget()
 
+    def begin_with(self, other: ReuseTable) -> None:
+        """Goes on from what another table of the same kind knows."""
+        self._cells = {part: list(cell) for part, cell in other._cells.items()}
+
     def explain(self, situation: Situation) -> list[Evidence]:
         """The levels that the estimate came from, the general ones first."""
         found: list[Evidence] = []

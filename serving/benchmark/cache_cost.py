@@ -10,13 +10,10 @@ import math
 import statistics
 from collections import defaultdict
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from serving.benchmark.cache_parts import LARGE, SMALL, Figures, Progress, measure_parts
+from serving.benchmark.budgets import Budget, Figures
+from serving.benchmark.cache_parts import LARGE, SMALL, Progress, measure_parts
 from serving.benchmark.engine_process import EngineProcess, Job
 from serving.config import AppConfig, CacheConfig, ModelConfig, RandomQwen3Config
 
@@ -25,20 +22,6 @@ TURNS = 4
 SINGLE_CALLS = 80
 # An order kept up to date is O(log n); what is beyond it is a processor's cache that 100,000 leaves do not fit in.
 GROWTH_BUDGET = 1.5 * math.log(LARGE) / math.log(SMALL)
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a figure may be: at most `limit`, or at least."""
-
-    name: str
-    unit: str
-    limit: float
-    at_least: bool = False
-
-    def met(self, figure: float) -> bool:
-        return figure >= self.limit if self.at_least else figure <= self.limit
-
 
 BUDGETS = (
     Budget("throughput_ratio", "× stock", 0.98, at_least=True),
@@ -133,23 +116,3 @@ def measure(rounds: int, requests: int, engines: bool, progress: Progress) -> Fi
             figures |= measure_engines(rounds, requests, hicache, progress)
     names = [budget.name for budget in BUDGETS if budget.name in figures]
     return {name: figures[name] for name in [*names, *(name for name in figures if name not in names)]}
-
-
-def missed(figures: Figures) -> list[str]:
-    """The names of the figures that are beyond their budgets."""
-    return [b.name for b in BUDGETS if b.name in figures and not b.met(figures[b.name])]
-
-
-def print_table(figures: Figures, console: Console) -> None:
-    """The figures for people, with the budgets beside them."""
-    table = Table("figure", "measured", "budget", "unit", "")
-    budgets = {budget.name: budget for budget in BUDGETS}
-    for name, figure in figures.items():
-        budget = budgets.get(name)
-        if budget is None:
-            table.add_row(name, f"{figure:.3g}", style="dim")
-            continue
-        limit = f"{'≥' if budget.at_least else '≤'} {budget.limit:.3g}"
-        verdict = "[green]met[/]" if budget.met(figure) else "[red]missed[/]"
-        table.add_row(name, f"{figure:.3g}", limit, budget.unit, verdict)
-    console.print(table)

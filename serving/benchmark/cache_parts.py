@@ -18,6 +18,7 @@ from cache_actor.policies import VALUE_ONE, make_policy
 from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
 from cache_actor.policies.reuse_table import MAX_CELLS, Situation
+from serving.benchmark.budgets import Figures
 from serving.benchmark.contestants import contestant
 from serving.benchmark.replay.costs import load_costs
 from serving.benchmark.replay.engine import EngineShape
@@ -37,7 +38,6 @@ AGENT_NAMES = tuple(f"agent-{number}" for number in range(AGENTS))
 OTHER_AGENTS = 40
 
 Progress = Callable[[str], None]
-Figures = dict[str, float]
 
 
 class _Key:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import Annotated
 
@@ -71,7 +70,9 @@ def convert(
 
 def calibrate(
     out: Annotated[Path, typer.Argument(help="File to write, for `forecache replay --calibration`.")],
-    base_url: Annotated[str, typer.Option(help="The endpoint; idle, one engine.")] = "http://127.0.0.1:8000/v1",
+    base_url: Annotated[
+        str, typer.Option(help="The endpoint; idle, one engine, on the Ray cluster of this machine.")
+    ] = "http://127.0.0.1:8000/v1",
     rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many.")] = 5,
     first_id: Annotated[int, typer.Option(help="Token ids of prompts are drawn from here …")] = 10,
     last_id: Annotated[int, typer.Option(help="… to here; both must be ordinary tokens of the model.")] = 290,
@@ -84,7 +85,7 @@ def calibrate(
 
     try:
         with Console(stderr=True).status("starting") as status:
-            costs = asyncio.run(measure(base_url, out.stem, range(first_id, last_id + 1), rounds, status.update))
+            costs = measure(base_url, out.stem, range(first_id, last_id + 1), rounds, status.update)
     except CalibrateError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_CANNOT) from None
@@ -167,3 +168,36 @@ def report(
         return
     print_results(results, Console())
     typer.echo(f"report: {page}")
+
+
+def hits(
+    folders: Annotated[
+        list[Path], typer.Argument(help="Folders that `replay --out` or `bench run --out` has written.")
+    ],
+    name: Annotated[
+        list[str] | None, typer.Option(help="Title of a folder's lines, in their order; by default its own name.")
+    ] = None,
+    points: Annotated[
+        str | None, typer.Option(help="Names of each folder's points, by commas; by default their sizes in tokens.")
+    ] = None,
+) -> None:
+    """Print what policies have hit as a table in Markdown, with how much of the way from `lru` to `belady` that is.
+
+    Exit code: 0 printed, 2 a folder cannot be read, or the names do not fit.
+    """
+    from serving.benchmark.hit_table import hit_table, markdown
+    from serving.benchmark.records import RecordsError, read_records
+
+    titles = name or [folder.name for folder in folders]
+    try:
+        if len(titles) != len(folders):
+            raise ValueError(f"--name was given {len(titles)} times for {len(folders)} folders")
+        names = points.split(",") if points else None
+        tables = [
+            hit_table(read_records(folder / "records.jsonl"), title, names)
+            for folder, title in zip(folders, titles, strict=True)
+        ]
+    except (RecordsError, OSError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(EXIT_CANNOT) from None
+    typer.echo(markdown(tables))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from cache_actor.policies import make_policy
 
 Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools"]
 Prefetch = Literal["off", "conservative", "aggressive"]
@@ -66,21 +69,24 @@ _PLAIN: dict[str, dict[str, Any]] = {
 
 
 def contestant_names() -> list[str]:
-    """The names; `noisy(X)` stands for any share X of wrong steps from 0 to 1."""
+    """The names; `noisy(X)` stands for any share X of wrong steps from 0 to 1. See `contestant` for what may follow."""
     return [*_PLAIN, "lookahead-noisy(X)", "reuse-noisy(X)"]
 
 
 def contestant(name: str) -> Contestant:
     """A policy by its name, which may end in `+prefetch` or, for the ablation, `+aggressive`.
 
+    Before that, parameters may stand: `reuse-markov:guard=false:features=steps/uses`, lists by `/`.
+
     Raises:
-        ContestantError: there is no such policy, or it has no forecasts to prefetch by.
+        ContestantError: there is no such policy or parameter, or it has no forecasts to prefetch by.
     """
     base = name
     prefetch: Prefetch | None = None
     for suffix, mode in _PREFETCH.items():
         if name.endswith(suffix):
             base, prefetch = name.removesuffix(suffix), mode
+    base, *assigned = base.split(":")
     given = _PLAIN.get(base)
     if noisy := _NOISY.match(base):
         noise = float(noisy[2])
@@ -89,8 +95,24 @@ def contestant(name: str) -> Contestant:
         given = {"policy": noisy[1], "forecasts": "noisy", "noise": noise}
     if given is None:
         raise ContestantError(f"unknown policy {name!r}; choose from {', '.join(contestant_names())}")
+    if assigned:
+        given = given | {"parameters": given.get("parameters", {}) | dict(_parameter(name, one) for one in assigned)}
+        try:
+            make_policy(given.get("policy", "lru"), given["parameters"])
+        except ValueError as error:
+            raise ContestantError(f"policy {name!r}: {error}") from None
     if prefetch is None:
         return Contestant(name, **given)
     if given.get("forecasts") not in ("uniform", "markov", "oracle", "noisy"):
         raise ContestantError(f"policy {name!r}: only policies with a forecast have a next agent to prefetch for")
     return Contestant(name, **given, prefetch=prefetch)
+
+
+def _parameter(name: str, assigned: str) -> tuple[str, Any]:
+    key, separator, value = assigned.partition("=")
+    if not separator:
+        raise ContestantError(f"policy {name!r}: {assigned!r} is no parameter; give key=value")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value.replace("/", ",")

@@ -47,14 +47,18 @@ def write_report(results: Mapping[str, Any], folder: Path) -> Path:
     (folder / "results.json").write_bytes(
         orjson.dumps(results, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
     )
-    if find_spec("matplotlib") is None:
-        raise ModuleNotFoundError(
-            f"the pictures of {folder / 'index.html'} need matplotlib: pip install 'forecache[bench]'",
-            name="matplotlib",
-        )
     page = folder / "index.html"
+    require_pictures(page)
     page.write_text(html_page(results), encoding="utf-8")
     return page
+
+
+def require_pictures(page: Path) -> None:
+    """Raises ModuleNotFoundError, with the remedy, if a page's pictures cannot be drawn."""
+    if find_spec("matplotlib") is None:
+        raise ModuleNotFoundError(
+            f"the pictures of {page} need matplotlib: pip install 'forecache[bench]'", name="matplotlib"
+        )
 
 
 def html_page(results: Mapping[str, Any]) -> str:
@@ -148,7 +152,7 @@ def _point_section(point: Point, points: Sequence[Point], policies: Sequence[str
         parts.append(
             draw("One engine's device pool over the round of median length.", plots.pool_timeline, point, sampled)
         )
-    parts += [_html_table(table) for table in point_tables(point, policies)]
+    parts += [html_table(table) for table in point_tables(point, policies)]
     reasons = {why for each in point["way_missing"].values() for why in each.values()}
     if reasons and point["way"]:
         parts.append(f"<p class=note>No part of the way is given where {escape('; '.join(sorted(reasons)))}.</p>")
@@ -177,7 +181,8 @@ def _folded(parts: Sequence[str], word: str) -> str:
     return "".join(parts[:2]) + (f"<details><summary>{len(parts) - 2} {word}</summary>{more}</details>" if more else "")
 
 
-def _html_table(table: TextTable) -> str:
+def html_table(table: TextTable) -> str:
+    """A text table as HTML, under its title."""
     headers = "".join(f"<th scope=col>{escape(header)}</th>" for header in table.headers)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     return f"<h3>{escape(table.title)}</h3><div class=wide><table><tr>{headers}</tr>{rows}</table></div>"

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams, EvictResult, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.registry import (
     TreeCacheBuildContext,
     create_unified_radix_cache,
@@ -37,6 +37,7 @@ from cache_actor.policies.reuse import Reuse
 from serving.sglang_plugin.ghosts import Ghosts
 from serving.sglang_plugin.ledger import Ledger, Memory, Owner
 from serving.sglang_plugin.order import VictimQueue
+from serving.sglang_plugin.pieces import PIECES, kept
 from serving.sglang_plugin.pools import Pools
 from serving.sglang_plugin.prefetch import MODES, Prefetcher, is_moving
 from serving.sglang_plugin.recorder import identity_of
@@ -101,6 +102,7 @@ class ForecacheCache(UnifiedRadixCache):
         )
         self._tiers = settings.tiers
         self.queues: dict[str, VictimQueue] = {}
+        self.wanted = 0  # tokens that an eviction is to bring
         self.policy = self.followed = make_policy(settings.policy, settings.parameters)
         self.learning = self._new_learning()
         self._restore(settings.learned_file)
@@ -265,6 +267,29 @@ class ForecacheCache(UnifiedRadixCache):
             self._apply_cache_actions([action])
         return upper
 
+    def evict(self, params: EvictParams) -> EvictResult:
+        self.wanted = params.num_tokens
+        return super().evict(params)
+
+    def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
+        self.wanted = params.num_tokens
+        return super().evict_for_alloc(params, **kwargs)
+
+    @property
+    def piecewise(self) -> bool:
+        """Whether a victim may leave in part."""
+        return self.policy.piecewise
+
+    def cut(self, victim: UnifiedTreeNode, tier: Tier, wanted: int) -> None:
+        """Cuts a victim so that no more of it leaves than the `wanted` tokens, if that is how victims leave."""
+        if not self.piecewise or is_moving(victim):
+            return
+        begin = time.perf_counter_ns()
+        if staying := kept(len(victim.key), wanted, self.capacity(tier) // PIECES, self.page_size):
+            last_access_time = victim.last_access_time
+            self.split_node(victim, staying).last_access_time = last_access_time
+        self.counters[POLICY_NS] += time.perf_counter_ns() - begin
+
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         result = super().match_prefix(params)
         if params.req is None:
@@ -376,7 +401,9 @@ class ForecacheCache(UnifiedRadixCache):
             return
         begin = time.perf_counter_ns()
         if self.shadows is None:
-            self.shadows = Shadows(self.policy, max(self.capacity(tier) for tier in TIERS), self._max_workflows)
+            tier = max(TIERS, key=self.capacity)
+            learned = None if self.learning is None else (self.learning, tier)
+            self.shadows = Shadows(self.policy, self.capacity(tier), self._max_workflows, learned)
         workflow, agent = (identity.workflow, identity.agent) if identity is not None else (None, "")
         space = (req.extra_key, req.cache_salt)
         self.shadows.called(req.rid, workflow, agent, req.origin_input_ids, space, self.clock())
@@ -434,12 +461,14 @@ class ForecacheCache(UnifiedRadixCache):
             return self.learning.key(self.followed, tier, self.ledger, node, now)
         return self.followed.key(self.ledger.facts(node), now)
 
-    def past_of(self, node: UnifiedTreeNode) -> Past:
-        """What to remember of a node that leaves the tree; nothing if nobody learns from it."""
+    def left(self, node: UnifiedTreeNode) -> None:
+        """A node, a leaf, leaves the tree; what to learn from it if it comes again is remembered."""
+        begin = time.perf_counter_ns()
         self._came_back.pop(node.id, None)
-        if self.learning is None:
-            return None
-        return self.learning.left(node), self.ledger.memory(node)
+        past = None if self.learning is None else (self.learning.left(node), self.ledger.memory(node))
+        self.ghosts.lost(node, past)
+        self.ledger.drop(node)
+        self.counters[POLICY_NS] += time.perf_counter_ns() - begin
 
     def came_back(self, node: UnifiedTreeNode, pieces: list[tuple[int, Past]]) -> None:
         """What had left the tree in pieces has been computed again as (the beginning of) one node."""
@@ -449,8 +478,11 @@ class ForecacheCache(UnifiedRadixCache):
         for tokens, past in pieces:
             if past is None:  # it left under another policy
                 break
-            self.learning.returned(past[0])
-            remembered.append((tokens, past[1]))
+            watches, memory = past
+            self.learning.returned(watches)
+            if remembered and remembered[-1][1] == memory:  # it was cut when its end left before its beginning
+                tokens += remembered.pop()[0]
+            remembered.append((tokens, memory))
         if remembered:
             self._came_back[node.id] = remembered
 

@@ -214,6 +214,11 @@ class Learning:
         for name, tier in self.tiers.items():
             tier.table.restore(parsed[name])
 
+    def begin_with(self, other: Learning, tier: Tier) -> None:
+        """Goes on, in both tiers, from what another has learned in this one."""
+        for mine in self.tiers.values():
+            mine.table.begin_with(other.tiers[tier].table)
+
     def chance(self, tier: str, entry: Entry) -> float:
         return self.tiers[tier].table.chance(situation_of(entry))
 

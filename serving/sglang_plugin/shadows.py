@@ -20,7 +20,7 @@ from cache_actor.policies.base import Key
 from cache_actor.policies.reuse import Reuse
 from serving.sglang_plugin.ledger import Entry, Ledger, Memory
 from serving.sglang_plugin.order import VictimQueue
-from serving.sglang_plugin.reuse import Learning, Watches
+from serving.sglang_plugin.reuse import Learning, Tier, Watches
 from serving.sglang_plugin.uses import Use
 
 # Beside the policy that is guarded.
@@ -77,9 +77,17 @@ class Shadow:
 
     Args:
         capacity: what the cache holds, in tokens; `block` of them are one block.
+        learned: what a policy that learns begins with: that of this tier.
     """
 
-    def __init__(self, policy: EvictionPolicy, capacity: int, block: int, max_workflows: int) -> None:
+    def __init__(
+        self,
+        policy: EvictionPolicy,
+        capacity: int,
+        block: int,
+        max_workflows: int,
+        learned: tuple[Learning, Tier] | None = None,
+    ) -> None:
         self.policy = policy
         self.computed = self.prompts = 0.0
         self._capacity = capacity
@@ -90,6 +98,8 @@ class Shadow:
         self._now = 0.0
         self.ledger = Ledger(policy.combine, policy.strict, self._lowered, max_workflows, self._retired)
         self._learning = Learning(policy, lambda tier: capacity) if isinstance(policy, Reuse) else None
+        if self._learning is not None and learned is not None:
+            self._learning.begin_with(*learned)
         self._left: OrderedDict[Digest, tuple[Watches, Memory]] = OrderedDict()  # of blocks that are gone
         self._queue = VictimQueue(self._key, policy.changes_at, lambda: self._now, "device")
         self._root = _Block(0, None, 0, 0)
@@ -240,13 +250,16 @@ class Shadows:
     Args:
         policy: the policy that is followed at first, and again whenever it does as well as any.
         capacity: tokens that a shadow holds.
+        learned: what the policy's shadow begins with: that of this tier.
     """
 
-    def __init__(self, policy: Reuse, capacity: int, max_workflows: int) -> None:
+    def __init__(
+        self, policy: Reuse, capacity: int, max_workflows: int, learned: tuple[Learning, Tier] | None = None
+    ) -> None:
         self._capacity = capacity
         self._block = max(1, capacity // BLOCKS)
         policies = [policy, *(make_policy(name) for name in ALTERNATIVES)]
-        self.shadows = {one.name: Shadow(one, capacity, self._block, max_workflows) for one in policies}
+        self.shadows = {one.name: Shadow(one, capacity, self._block, max_workflows, learned) for one in policies}
         self.followed: EvictionPolicy = policy
         self._running: OrderedDict[str, tuple[Digest, int, list[_Running]]] = OrderedDict()
 

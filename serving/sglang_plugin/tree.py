@@ -54,9 +54,7 @@ class ForecacheTreeCore(UnifiedTreeCore):
             learning.computed(len(node.key))
 
     def _unregister_node(self, node: UnifiedTreeNode) -> None:
-        cache = self._cache
-        cache.ghosts.lost(node, cache.past_of(node))
-        cache.ledger.drop(node)
+        self._cache.left(node)
         super()._unregister_node(node)
 
 
@@ -83,6 +81,7 @@ class ForecacheFullComponent(FullComponent):
         victim = self.cache.next_victim(queue)
         if victim is None:
             return None
+        self.cache.cut(victim, "device", self.cache.wanted - tracker[self.component_type])
         # SGLang may fail to evict it (a write-back without room); it must not be offered twice in one walk.
         queue.set_aside(victim)
         self._passed_over.append(victim)
@@ -105,5 +104,6 @@ class ForecacheFullComponent(FullComponent):
     ) -> None:
         queue = self.tree_core.evictable_host_leaves
         while tracker[self.component_type] < num_tokens and (victim := self.cache.next_victim(queue)) is not None:
+            self.cache.cut(victim, "host", num_tokens - tracker[self.component_type])
             self.cache.count_eviction("host", victim)
             self.tree_core._evict_host_leaf(victim, tracker, device_frees, host_frees, cache_actions=cache_actions)

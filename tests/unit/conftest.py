@@ -6,6 +6,11 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("forecache", deadline=None)
+settings.load_profile("forecache")
 
 
 @pytest.fixture(autouse=True)

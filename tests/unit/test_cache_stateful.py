@@ -37,6 +37,7 @@ POLICIES: list[tuple[str, dict[str, Any]]] = [
     ("survival", {"form": "multiplicative"}),
     ("ttl", {}),
     ("reuse", {"samples": 2}),
+    ("reuse", {"piecewise": False}),
     ("reuse", {"features": "uses", "residence": 0.2, "strict": True}),
 ]
 
@@ -136,7 +137,7 @@ class TieredCacheMachine(CacheMachine):
     host_tokens = 96
 
 
-CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-TieredCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
+TieredCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestCacheMachine = CacheMachine.TestCase
 TestTieredCacheMachine = TieredCacheMachine.TestCase

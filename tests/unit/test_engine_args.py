@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sglang.srt.server_args import ServerArgs
 
@@ -49,7 +49,6 @@ def error_of(**engine: Any) -> str:
 
 
 class TestWhatPasses:
-    @settings(deadline=None)
     @given(blocks)
     def test_it_passes_unchanged_and_sglang_takes_it(self, engine: dict[str, Any]) -> None:
         checked = check_engine_arguments(engine)
@@ -202,7 +201,6 @@ class TestEngineArguments:
         assert engine_arguments(chosen, "/model", on_cpu=True)["hicache_write_policy"] == "write_back"
 
     @pytest.mark.parametrize("on_cpu", [True, False])
-    @settings(deadline=None)
     @given(blocks)
     def test_sglang_takes_the_result(self, on_cpu: bool, engine: dict[str, Any]) -> None:
         ServerArgs(**engine_arguments(config(**engine), "dummy", on_cpu))

@@ -36,8 +36,26 @@ class TestContestants:
         assert contestant("lookahead-noisy(0.5)+aggressive").prefetch == "aggressive"
         assert contestant("lookahead-noisy(0.5)+aggressive").noise == 0.5
 
+    def test_parameters_stand_after_the_name_and_before_the_suffix(self) -> None:
+        made = contestant("reuse-markov:guard=false:residence=0.5:features=steps/uses+prefetch")
+        assert made.parameters == {"guard": False, "residence": 0.5, "features": "steps,uses"}
+        assert (made.policy, made.forecasts, made.prefetch) == ("reuse", "markov", "conservative")
+        assert contestant("lifecycle-strict").parameters == {"strict": True}
+
     @pytest.mark.parametrize(
-        "name", ["", "lfu", "lookahead", "lookahead-noisy(2)", "lru+prefetch", "lookahead-noisy()"]
+        "name",
+        [
+            "reuse:guard",
+            "reuse:guard=maybe",
+            "reuse:speed=9",
+            "stock:guard=false",
+            "",
+            "lfu",
+            "lookahead",
+            "lookahead-noisy(2)",
+            "lru+prefetch",
+            "lookahead-noisy()",
+        ],
     )
     def test_what_is_none_is_named_in_the_error(self, name: str) -> None:
         with pytest.raises(ContestantError) as caught:

@@ -62,7 +62,7 @@ class TestGhosts:
 
 
 class TestInTheCache:
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(st.lists(st.lists(st.sampled_from([1, 2]), min_size=4, max_size=20), min_size=1, max_size=12))
     def test_regret_is_what_a_second_pass_computes_again(self, prompts: list[list[int]]) -> None:
         bare = BareCache(400)

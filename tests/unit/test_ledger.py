@@ -652,5 +652,5 @@ class LedgerMachine(RuleBasedStateMachine):
             assert {node for node in nodes if not any(child in nodes for child in node.children)} <= owner.tips
 
 
-LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)
 TestLedgerMachine = LedgerMachine.TestCase

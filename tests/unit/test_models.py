@@ -186,7 +186,7 @@ class TestCache:
         keys = {Recipe("toy", {"format": 1, "seed": seed}, lambda *_: None).key for seed in (0, 1, 0)}
         assert len(keys) == 2
 
-    @settings(max_examples=40, deadline=None)
+    @settings(max_examples=40)
     @given(
         st.sampled_from([*FILES, "forecache.json"]),
         st.sampled_from(["delete", "truncate", "flip"]),

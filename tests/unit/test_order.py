@@ -123,7 +123,7 @@ class QueueMachine(RuleBasedStateMachine):
         assert is_bounded(self.queue)
 
 
-QueueMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+QueueMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=50)
 TestQueueMachine = QueueMachine.TestCase
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from serving.benchmark.contestants import contestant
 from serving.benchmark.driver.points import points_of
 from serving.benchmark.driver.suite import SuiteError, suite_of
-from serving.benchmark.records import read_records
+from serving.benchmark.records import CallRecord, read_records
 from serving.benchmark.replay.costs import CalibrationError, Costs, calibration_names, load_costs
 from serving.benchmark.replay.engine import EngineShape
 from serving.benchmark.replay.run import Replay, Setup
@@ -28,11 +28,13 @@ COSTS = Costs(
     prefill_s=0.01,
     prefill_token_s=0.001,
     prefill_pair_s=0.0,
+    prefill_prefix_pair_s=0.0,
     decode_s=0.02,
     decode_call_s=0.0,
     decode_context_s=0.0,
     link_tokens_per_s=1000.0,
     call_s=0.1,
+    plan_s=0.0,
     source="made up",
 )
 LOOKAHEAD = ["lookahead-markov", "lookahead-noisy(0.2)", "lookahead-oracle+prefetch", "lookahead-oracle+aggressive"]
@@ -108,6 +110,41 @@ class TestTime:
         assert last.hit_host == 400
         assert last.first_token_s is not None
         assert last.first_token_s - last.sent_s == pytest.approx(0.05 + max(0.4, 0.01 + 0.1) + 0.05)
+
+
+class TestPlans:
+    """With each call of a workflow comes a plan, if the policy has forecasts."""
+
+    def both(self, policy: str, plan_s: float, pause: float = 0.0) -> list[CallRecord]:
+        """One workflow generates for long while the other makes three calls."""
+        long = workflow("long", (1,), output=500)
+        short = workflow("short", (2,), (2, 3), (2, 3, 4), output=1, pause=pause)
+        costs = replace(COSTS, plan_s=plan_s)
+        return replayed(replace(setup(Workload("plans", (long, short)), lanes=2), costs=costs), policy).calls
+
+    def test_a_plan_takes_the_time_of_an_engine_that_works(self) -> None:
+        (free,) = [call for call in self.both("lookahead-oracle", 0.0) if call.workflow == "long"]
+        (dear,) = [call for call in self.both("lookahead-oracle", 0.01) if call.workflow == "long"]
+        # The first two calls begin at once, and so does one plan about both, before the engine has any work.
+        assert dear.end_s - free.end_s == pytest.approx(2 * 0.01)
+
+    def test_an_idle_engine_loses_nothing_to_it(self) -> None:
+        alone = setup(Workload("one", (workflow("w", (1,), (1, 2)),)))
+        ends = [
+            [call.end_s for call in replayed(replace(alone, costs=replace(COSTS, plan_s=plan_s)), "steps").calls]
+            for plan_s in (0.0, 0.04)  # a plan is on its way from 0.005 s on, a call comes in after 0.05 s
+        ]
+        assert ends[0] == ends[1]
+
+    def test_a_call_that_comes_in_while_a_plan_holds_up_the_engine_is_in_its_next_step(self) -> None:
+        pair = Workload("pair", (workflow("a", (1,)), workflow("b", (2,))))
+        its = replace(setup(pair, lanes=2), costs=replace(COSTS, plan_s=0.5))
+        firsts = [call.first_token_s for call in replayed(its, "steps").calls]
+        assert firsts == [pytest.approx(0.005 + 0.5 + 0.01 + 0.2 + 0.05)] * 2
+
+    @pytest.mark.parametrize("policy", ["lru", "lifecycle", "reuse"])
+    def test_who_sends_no_plans_pays_for_none(self, policy: str) -> None:
+        assert self.both(policy, 1.0) == self.both(policy, 0.0)
 
 
 class TestWorkloads:
@@ -186,6 +223,19 @@ class TestCosts:
             assert costs.prefill([(1000, 0)]) < costs.prefill([(1000, 8000)])
             assert costs.source
 
+    def test_what_attends_with_the_whole_prompt_pays_for_its_prefix(self) -> None:
+        whole = replace(COSTS, prefill_pair_s=1e-6, prefill_prefix_pair_s=1e-6)
+        pairs = (100 + 50) ** 2 / 2  # the same for any part of the prompt that is known
+        assert whole.prefill([(50, 100)]) == pytest.approx(0.01 + 0.05 + 1e-6 * pairs)
+        assert whole.prefill([(150, 0)]) == pytest.approx(0.01 + 0.15 + 1e-6 * pairs)
+
+    @pytest.mark.parametrize("lacks", ["plan_s", "prefill_prefix_pair_s"])
+    def test_one_of_before_says_what_it_lacks_and_how_to_get_it(self, lacks: str, tmp_path: Path) -> None:
+        old = {key: value for key, value in asdict(COSTS).items() if key != lacks}
+        (tmp_path / "old.json").write_text(json.dumps(old))
+        with pytest.raises(CalibrationError, match=f"{lacks}.*forecache bench calibrate"):
+            load_costs(str(tmp_path / "old.json"))
+
     def test_a_written_one_comes_back(self, tmp_path: Path) -> None:
         COSTS.write(tmp_path / "mine.json")
         assert load_costs(str(tmp_path / "mine.json")) == COSTS
@@ -206,13 +256,14 @@ class TestSweep:
             costs=COSTS,
             arrivals=[Lanes(1), Lanes(2)],
             device_tokens=[1500, 2500],
-            host_ratio=1.0,
+            host_ratios=[0.0, 1.0],
             rounds=2,
         )
         run_sweep(sweep, tmp_path / "records.jsonl", lambda name, calls, of: None)
         records = read_records(tmp_path / "records.jsonl")
-        assert len(records.points) == 4
-        assert len(records.rounds) == sweep.replays == 4 * 2 * 3
+        assert len(records.points) == 8
+        assert {spec.values["host_tokens"] for spec in records.points.values()} == {0, 1500, 2500}
+        assert len(records.rounds) == 8 * 2 * 3
 
 
 SUITE = {
@@ -281,6 +332,8 @@ class TestCommand:
             (("--workload", "hover", "--calibration", "tpu"), "qwen3-14b-a6000"),
             (("--workload", "hover", "--lanes", "none"), "--lanes"),
             (("--workload", "hover", "-p", "workflows"), "key=value"),
+            (("--workload", "hover", "--host-ratio", "-1"), "--host-ratio"),
+            (("--workload", "hover", "--policy", "reuse:guards=false"), "guards"),
             (("--trace", "nowhere.jsonl"), "nowhere.jsonl"),
             (("--workload", "hover", "--rate", "1", "--recorded"), "not both"),
         ],

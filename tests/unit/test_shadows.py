@@ -7,11 +7,13 @@ from collections import OrderedDict
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cache_actor.policies import make_policy
 from cache_actor.policies.reuse import Reuse
+from cache_actor.policies.reuse_table import Situation
+from serving.sglang_plugin.reuse import Learning
 from serving.sglang_plugin.shadows import ALTERNATIVES, HYSTERESIS, MAX_CALLS, Shadow, Shadows
 
 CAPACITY = 256 * 8
@@ -38,7 +40,6 @@ class Traffic:
 
 
 class TestShadow:
-    @settings(deadline=None)
     @given(st.lists(st.integers(0, 9), max_size=60), st.integers(1, 8))
     def test_under_lru_blocks_leave_as_they_were_used(self, calls: list[int], capacity: int) -> None:
         shadow = Shadow(make_policy("lru"), capacity, 1, 10)
@@ -52,6 +53,15 @@ class TestShadow:
             model.move_to_end(number)
             if len(model) > capacity:
                 model.popitem(last=False)
+
+    def test_it_begins_with_what_the_engine_has_learned_and_learns_apart(self) -> None:
+        engine = Learning(Reuse(), lambda tier: CAPACITY)
+        engine.tiers["host"].table.learn(Situation("private", 1), 1.0)
+        shadow = Shadow(Reuse(), CAPACITY, 8, 10, (engine, "host"))
+        assert shadow._learning is not None
+        assert shadow._learning.state()["tiers"]["device"] == engine.state()["tiers"]["host"]
+        shadow._learning.tiers["device"].table.learn(Situation("private", 1), 0.0)
+        assert {mean for _, _, mean in engine.state()["tiers"]["host"]} == {1.0}
 
     @pytest.mark.parametrize("policy", ["reuse", *ALTERNATIVES])
     def test_it_holds_no_more_than_its_capacity_and_nothing_stays_locked(self, policy: str) -> None:

@@ -18,6 +18,7 @@ from serving.benchmark.driver.suite import Suite, SuiteError, load_suite, suite_
 from serving.benchmark.driver.telemetry import complete, counts_nothing, difference, sample_of
 from serving.benchmark.forecasts import Word
 from serving.benchmark.records import RecordWriter, RoundRecord
+from serving.benchmark.workloads import WorkloadError, make_workload
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "bench"
 GIVEN: dict[str, Any] = {
@@ -56,6 +57,9 @@ class TestSuiteFile:
             ({"arrivals": {"lanes": 0}}, "arrivals.lanes cannot be 0"),
             ({"rounds": 0}, "rounds cannot be 0"),
             ({"sweep": {"noise": [1.5]}}, "sweep.noise.0 cannot be 1.5"),
+            ({"sweep": {"workload": {"hops": [1]}}}, "'hops' of 'hover' cannot be swept; choose from workflows"),
+            ({"sweep": {"workload": {"questions": ["a.json"]}}}, "'questions' of 'hover' cannot be swept"),
+            ({"sweep": {"workload": {"scale": []}}}, "sweep.workload.scale"),
             ({"arrivals": {"poisson_per_s": 1.0}, "sweep": {"concurrency": [2]}}, "sweep.concurrency varies the lanes"),
             ({"app": {"engine": {}, "modell": {}}}, "there is no key 'app.modell'"),
         ],
@@ -112,6 +116,27 @@ class TestSweep:
         ]
         assert [point.arrivals.lanes for point in points] == [2, 2, 4, 4]
         assert points[1].engine == {"max_total_tokens": 30_000, "hicache_ratio": 2.0}
+
+    def test_a_parameter_of_the_workload_is_an_axis(self, tmp_path: Path) -> None:
+        selector = {"name": "selector", "workflows": 3, "scale": 0.1, "predictability": 0.5}
+        swept = suite(workload=selector, sweep={"workload": {"predictability": [1, 0.12]}, "concurrency": [1, 2]})
+        points = points_of(swept)
+        assert [(point.spec.values["predictability"], point.arrivals.lanes) for point in points] == [
+            (1, 1),
+            (1, 2),
+            (0.12, 1),
+            (0.12, 2),
+        ]
+        made = [point.workload.make(5) for point in points]
+        assert made[0] == made[1] != made[2]
+        assert made[2] == make_workload("selector", 5, workflows=3, scale=0.1, predictability=0.12)
+        played = [point.workload.make(swept.round_seed(number)) for point in points for number in range(swept.rounds)]
+        calls = sum(len(list(one.calls())) for one in played)
+        assert Run(swept, tmp_path).progress.all_calls == calls * len(swept.policies)
+
+    def test_a_value_that_the_workload_does_not_take_is_an_error_before_anything_starts(self, tmp_path: Path) -> None:
+        with pytest.raises(WorkloadError, match="predictability is 2"):
+            Run(suite(workload={"name": "selector"}, sweep={"workload": {"predictability": [2]}}), tmp_path)
 
     def test_noise_adds_policies(self) -> None:
         noisy = suite(policies=["lru", "lookahead-noisy(0.2)"], sweep={"noise": [0.2, 0.5]})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.benchmark.workloads import Call, Segment, Tokens, Workflow, Workload, WorkloadError, make_workload
@@ -126,7 +126,6 @@ class TestBlocks:
         ),
         st.data(),
     )
-    @settings(deadline=None)
     def test_cutting_shares_exactly_what_the_blocks_share(self, prompts: Any, data: Any) -> None:
         """Against every position of every prompt, in blocks of 4 of which the last may be partly filled."""
         lengths = [4 * sum(count for _, count in runs) - data.draw(st.integers(0, 3)) for runs in prompts]

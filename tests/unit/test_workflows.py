@@ -331,4 +331,4 @@ class RegistryMachine(RuleBasedStateMachine):
 
 
 TestAgainstTheModel = RegistryMachine.TestCase
-TestAgainstTheModel.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestAgainstTheModel.settings = settings(max_examples=150, stateful_step_count=40)

@@ -178,7 +178,7 @@ class TestWorkload:
             self.SMALL.limited(0)
 
     @given(st.sampled_from(GENERATED), st.integers(0, 5), st.floats(0.001, 3))
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     def test_scaling_keeps_what_is_shared(self, name: str, seed: int, factor: float) -> None:
         workload = make_workload(name, seed, workflows=3)
         scaled = workload.scaled(factor)
@@ -217,7 +217,6 @@ class TestArrivals:
 
 class TestTokens:
     @given(st.text(max_size=20), st.integers(1, 300), st.integers(1, 1 << 62), st.integers(0, 1000))
-    @settings(deadline=None)
     def test_ids_are_in_range_and_depend_on_the_segment_alone(
         self, name: str, length: int, more: int, first: int
     ) -> None:

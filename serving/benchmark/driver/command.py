@@ -87,7 +87,7 @@ def run(
 def overhead(
     engines: Annotated[int, typer.Option(min=1, help="Engines on each side.")] = 1,
     workflows: Annotated[int, typer.Option(min=2, help="Workflows of a round.")] = 16,
-    lanes: Annotated[int, typer.Option(min=1, help="Workflows at once.")] = 8,
+    lanes: Annotated[int, typer.Option(min=1, help="Workflows at once, over all engines.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each side, in turns, after one that warms up.")] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -105,7 +105,7 @@ def overhead(
     try:
         with Console(stderr=True).status("starting") as status:
             figures = measured.overhead(engines, workflows, lanes, rounds, status.update)
-    except (BareServerError, EnginesError) as error:
+    except (BareServerError, EnginesError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_CANNOT) from None
     except KeyboardInterrupt:

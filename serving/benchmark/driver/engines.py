@@ -185,7 +185,7 @@ class RunningEndpoint:
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
             raise EnginesError(
                 f"no Forecache with an engine at {self._url} ({type(error).__name__}: {error}): start one with "
-                "`serve run configs/laptop.yaml`, or leave out --endpoint"
+                "`serve run configs/laptop.yaml`"
             ) from error
         remedy = (
             "plans, and the word to empty the cache, go through Ray: run this on a machine of the endpoint's cluster, "
@@ -226,7 +226,7 @@ class RunningEndpoint:
     def runs(self, variant: Variant) -> bool:
         return True
 
-    def target(self, variant: Variant) -> Target:
+    def target(self, variant: Variant | None = None) -> Target:
         assert self._target is not None
         return self._target
 

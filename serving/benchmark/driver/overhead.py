@@ -52,14 +52,17 @@ def overhead(engines: int, workflows: int, lanes: int, rounds: int, say: Callabl
 
     Args:
         engines: on each side.
-        lanes: workflows at once.
+        lanes: workflows at once, over all engines; at least one for each.
 
     Raises:
+        ValueError: there are not as many lanes and workflows as engines.
         EnginesError, BareServerError: a side does not start.
     """
     from serving.engine_args import engine_arguments
     from serving.models import prepare_model
 
+    if min(lanes, workflows) < engines:
+        raise ValueError(f"{lanes} lanes and {workflows} workflows leave some of {engines} engines idle; give more")
     config = AppConfig.model_validate(CONFIG | {"deployment": CONFIG["deployment"] | {"num_replicas": engines}})
     stock = AppConfig.model_validate(CONFIG | {"cache": {"backend": "sglang"}})
     arguments = engine_arguments(stock, prepare_model(config.model), on_cpu=_on_cpu())
@@ -100,16 +103,27 @@ async def _play(urls: Sequence[str], workload: Workload, lanes: int, target: Tar
             for url in urls
         ]
         loads = [Load(client, tokens, planner, options, on_call) for client in clients]
-        parts = [Workload(workload.name, workload.workflows[at :: len(urls)]) for at in range(len(urls))]
+        parts = dealt(workload, lanes, len(urls))
         start = time.monotonic()
         await asyncio.gather(
-            *(load.play(part, Lanes(max(1, lanes // len(urls)))) for load, part in zip(loads, parts, strict=True))
+            *(load.play(part, its_lanes) for load, (part, its_lanes) in zip(loads, parts, strict=True))
         )
         seconds = time.monotonic() - start
     done = [answer for answer in answers if answer.error is None]
     firsts = [answer.first_token_s - answer.sent_s for answer in done if answer.first_token_s is not None]
     tokens_done = sum(answer.prompt_tokens + answer.output_tokens for answer in done)
     return Side(seconds, statistics.fmean(firsts or [0.0]), tokens_done / seconds, len(answers) - len(done))
+
+
+def dealt(workload: Workload, lanes: int, endpoints: int) -> list[tuple[Workload, Lanes]]:
+    """The workflows in turn to each endpoint, and the lanes as evenly as they go; at least one each."""
+    return [
+        (
+            Workload(workload.name, workload.workflows[at::endpoints]),
+            Lanes(lanes // endpoints + (at < lanes % endpoints)),
+        )
+        for at in range(endpoints)
+    ]
 
 
 def _compared(found: dict[str, list[Side]], engines: int, workflows: int, lanes: int) -> dict[str, Any]:

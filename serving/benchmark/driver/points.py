@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from serving.benchmark.contestants import Contestant, contestant
-from serving.benchmark.driver.suite import ArrivalsConfig, Suite, SuiteError
+from serving.benchmark.driver.suite import ArrivalsConfig, Suite, SuiteError, WorkloadConfig
 from serving.benchmark.records import PointSpec, Value
 from serving.benchmark.workloads import Workload, WorkloadError
 from serving.config import AppConfig
@@ -23,6 +23,7 @@ class RunPoint:
     """One point of the sweep. `engine` are the engine arguments that it sets, by SGLang's names."""
 
     spec: PointSpec
+    workload: WorkloadConfig
     arrivals: ArrivalsConfig
     engine: Mapping[str, Any]
 
@@ -45,7 +46,7 @@ class Turn:
 
 
 def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
-    """The points of the sweep: each combination of concurrency, device tokens and host ratio.
+    """The points of the sweep: each combination of parameters of the workload, concurrency, device and host pools.
 
     Args:
         own_engines: whether the suite's `app` says how the engines are; of a running endpoint nothing is said.
@@ -53,13 +54,14 @@ def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
     sweep = suite.sweep
     engine = suite.app.engine if own_engines else {}
     axes: list[Sequence[Any]] = [
+        [dict(zip(sweep.workload, each, strict=True)) for each in product(*sweep.workload.values())],
         sweep.concurrency or [suite.arrivals.lanes],
         sweep.device_tokens or [engine.get("max_total_tokens")],
         sweep.host_ratio or [engine.get("hicache_ratio")],
     ]
     points = []
-    for lanes, device_tokens, host_ratio in product(*axes):
-        values: dict[str, Value] = {"workload": suite.workload.name}
+    for parameters, lanes, device_tokens, host_ratio in product(*axes):
+        values: dict[str, Value] = {"workload": suite.workload.name, **parameters}
         arrivals = suite.arrivals
         if lanes is not None:
             arrivals = ArrivalsConfig(lanes=lanes)
@@ -72,7 +74,7 @@ def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
             values["host_ratio"] = host_ratio
         set_here = {"max_total_tokens": device_tokens, "hicache_ratio": host_ratio}
         given = {name: value for name, value in set_here.items() if value is not None}
-        points.append(RunPoint(PointSpec.of(**values), arrivals, given))
+        points.append(RunPoint(PointSpec.of(**values), suite.workload.with_parameters(parameters), arrivals, given))
     return points
 
 

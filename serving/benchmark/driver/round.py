@@ -93,7 +93,8 @@ class RoundPlayer:
     async def _warm_up(self, http: httpx.AsyncClient) -> None:
         suite = self._suite
         if suite.warm_up_workflows:
-            workload = suite.workload.make(suite.teaching_seed() + WARM_UP_SEED).limited(suite.warm_up_workflows)
+            seed = suite.teaching_seed() + WARM_UP_SEED
+            workload = self._turn.point.workload.make(seed).limited(suite.warm_up_workflows)
             async with self._planner([], self._turn.contestant, None) as planner:
                 load = Load(http, self._tokens, planner, self._options("warm"), lambda workflow, index, answer: None)
                 await load.play(workload, Lanes(suite.warm_up_workflows))
@@ -117,10 +118,10 @@ class RoundPlayer:
     async def _measured(self, http: httpx.AsyncClient, engines: list[str]) -> RoundOutcome:
         suite, turn, outcome = self._suite, self._turn, self._outcome
         seed = suite.round_seed(turn.round)
-        workload = suite.workload.make(seed)
+        workload = turn.point.workload.make(seed)
         source = source_of(turn.contestant, workload, seed)
         if source is not None:
-            source.teach(suite.workload.make(suite.teaching_seed()))
+            source.teach(turn.point.workload.make(suite.teaching_seed()))
         before = await self._settled(http)
         self._sample_pool = [(engine.get("cache") or {}).get("pools", {}).get("free", 0) for engine in before]
         start = time.monotonic()

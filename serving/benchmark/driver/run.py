@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -18,6 +18,7 @@ from serving.benchmark.contestants import contestant
 from serving.benchmark.driver.engines import EnginesError, Fleet, RunningEndpoint
 from serving.benchmark.driver.load import EndpointSilentError
 from serving.benchmark.driver.points import (
+    RunPoint,
     Turn,
     check_fit,
     points_of,
@@ -29,6 +30,7 @@ from serving.benchmark.driver.round import RoundOutcome, RoundPlayer
 from serving.benchmark.driver.suite import Suite, SuiteError
 from serving.benchmark.figures import Results, results_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundKey, read_records
+from serving.benchmark.workloads import Workload
 
 RECORDS = "records.jsonl"
 SUITE = "suite.yaml"
@@ -75,15 +77,17 @@ class Run:
         self.outcome = RunOutcome()
         self._endpoint = endpoint
         self._points = points_of(suite, own_engines=endpoint is None)
-        self._workloads = [suite.workload.make(suite.round_seed(number)) for number in range(suite.rounds)]
-        check_fit(suite, self._points, self._workloads)
-        self._unlimited = unlimited_tokens(self._workloads)
+        workloads = _workloads(suite, self._points)
+        every = [one for each in workloads.values() for one in each]
+        check_fit(suite, self._points, every)
+        self._unlimited = unlimited_tokens(every)
         if endpoint is not None:
             _check_endpoint(suite)
         done = self._continued()
         self._turns = [turn for turn in turns_of(suite, self._points) if _key(turn) not in done]
         self._planned = len(self._turns) + len(done)
-        calls = sum(len(list(self._workloads[turn.round].calls())) for turn in self._turns)
+        played = [workloads[turn.point.workload.described()][turn.round] for turn in self._turns]
+        calls = sum(len(list(workload.calls())) for workload in played)
         self.progress = Progress(calls, len(self._turns))
 
     def play(self, show: Callable[[Progress], object]) -> None:
@@ -182,6 +186,13 @@ class Run:
         if not known.exists() or known.read_text(encoding="utf-8") != _as_text(self.suite):
             raise SuiteError(f"--out: {self.out} has the records of another suite; choose another folder")
         return set(read_records(records).rounds)
+
+
+def _workloads(suite: Suite, points: Sequence[RunPoint]) -> dict[str, list[Workload]]:
+    """What the rounds play, by the description of the workload; points often share one. Raises WorkloadError."""
+    configs = {point.workload.described(): point.workload for point in points}
+    seeds = [suite.round_seed(number) for number in range(suite.rounds)]
+    return {described: [config.make(seed) for seed in seeds] for described, config in configs.items()}
 
 
 def _check_endpoint(suite: Suite) -> None:

@@ -54,6 +54,10 @@ class WorkloadConfig(StrictModel):
         }
         return " ".join([self.name, *(f"{key}={value}" for key, value in shown.items())])
 
+    def with_parameters(self, parameters: Mapping[str, Any]) -> WorkloadConfig:
+        """The same with some parameters set, unchecked."""
+        return WorkloadConfig.model_validate(self.model_dump() | dict(parameters))
+
     def make(self, seed: int) -> Workload:
         """The workload under a seed, if its kind has any use for one. Raises WorkloadError."""
         return make_workload(self.name, seed, **self.parameters)
@@ -85,6 +89,9 @@ class ArrivalsConfig(StrictModel):
 class SweepConfig(StrictModel):
     """What is varied. Each combination of the lists is a point; `noise` is no axis, it adds policies (see Suite)."""
 
+    workload: dict[str, Annotated[list[bool | int | float | str], Field(min_length=1)]] = Field(
+        default_factory=dict, description="Parameters of the workload, each with its values, instead of its own."
+    )
     concurrency: list[PositiveInt] = Field(default_factory=list, description="Lanes at once, instead of `lanes`.")
     device_tokens: list[PositiveInt] = Field(default_factory=list, description="An engine's device pool.")
     host_ratio: list[PositiveFloat] = Field(default_factory=list, description="Host pool by device pool.")
@@ -134,7 +141,13 @@ class Suite(StrictModel):
             raise ValueError(f"baseline: {self.baseline!r} is not among the policies; choose one of {', '.join(names)}")
         if self.sweep.concurrency and self.arrivals.lanes is None:
             raise ValueError("sweep.concurrency varies the lanes; give arrivals.lanes, or leave it out")
-        workload_parameters(self.workload.name)
+        known = workload_parameters(self.workload.name)
+        for parameter in self.sweep.workload:
+            if parameter not in known or parameter in FILE_PARAMETERS:
+                others = ", ".join(name for name in known if name not in FILE_PARAMETERS)
+                raise ValueError(
+                    f"sweep.workload: {parameter!r} of {self.workload.name!r} cannot be swept; choose from {others}"
+                )
         return self
 
     def contestants(self) -> list[str]:

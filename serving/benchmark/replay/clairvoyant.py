@@ -91,9 +91,19 @@ class ClairvoyantCache(ForecacheCache):
     """The cache with the future for a policy, on both tiers.
 
     Nodes are cut where the prompt's segments end: another call may use a part of a node, and only that is kept for it.
+    Of a victim no more leaves than is asked for.
     """
 
     future: Future
+
+    @property
+    def piecewise(self) -> bool:
+        return True
+
+    def split_node(self, node: Any, tokens: int) -> Any:
+        upper = super().split_node(node, tokens)
+        upper.forecache_place = getattr(node, "forecache_place", None)
+        return upper
 
     def policy_changes_at(self, now: float) -> float:
         return now + REFRESH_S

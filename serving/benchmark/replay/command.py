@@ -26,7 +26,11 @@ def replay(
         list[str] | None, typer.Option("--parameter", "-p", help="key=value of the workload; again for more.")
     ] = None,
     policy: Annotated[
-        str, typer.Option(help=f"Policies, by commas: {', '.join(contestant_names())}; +prefetch, +aggressive.")
+        str,
+        typer.Option(
+            help=f"Policies, by commas: {', '.join(contestant_names())}; with parameters: reuse:guard=false; "
+            "+prefetch, +aggressive."
+        ),
     ] = DEFAULT_POLICIES,
     device_tokens: Annotated[
         str | None, typer.Option(help="Device tokens of an engine; several by commas. By default see --capacity.")
@@ -35,7 +39,7 @@ def replay(
         str, typer.Option(help="Device tokens as shares of what the workflows that run at once use; by commas.")
     ] = "0.3",
     host_tokens: Annotated[int | None, typer.Option(min=0, help="Host tokens of an engine.")] = None,
-    host_ratio: Annotated[float, typer.Option(min=0, help="Host tokens to a device token.")] = 0.0,
+    host_ratio: Annotated[str, typer.Option(help="Host tokens to a device token; several by commas.")] = "0",
     lanes: Annotated[str, typer.Option(help="Workflows at once; several by commas.")] = "16",
     rate: Annotated[float | None, typer.Option(help="Instead of lanes: workflows that arrive in a second.")] = None,
     recorded: Annotated[bool, typer.Option("--recorded", help="Instead of lanes: arrivals of the trace.")] = False,
@@ -167,13 +171,13 @@ def _arrivals(lanes: str, rate: float | None, recorded: bool, seed: int) -> list
     return [Lanes(int(count)) for count in _numbers("--lanes", lanes)]
 
 
-def _numbers(option: str, text: str) -> list[float]:
+def _numbers(option: str, text: str, zero: bool = False) -> list[float]:
     try:
         numbers = [float(one) for one in text.split(",")]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) <= 0:
-        raise _BadOption(f"{option} {text!r}: give positive numbers, separated by commas")
+    if not numbers or min(numbers) < 0 or (not zero and 0 in numbers):
+        raise _BadOption(f"{option} {text!r}: give {'' if zero else 'positive '}numbers, separated by commas")
     return numbers
 
 
@@ -183,7 +187,7 @@ def _sweep(
     device_tokens: str | None,
     capacity: str,
     host_tokens: int | None,
-    host_ratio: float,
+    host_ratio: str,
     arrivals: list[Any],
     calibration: str,
     common: dict[str, Any],
@@ -200,8 +204,9 @@ def _sweep(
         at_once = arrivals[0].lanes if isinstance(arrivals[0], Lanes) else 16
         footprint = workload.statistics().live_footprint * at_once / common["engines"]
         sizes = [max(1, round(share * footprint)) for share in _numbers("--capacity", capacity)]
+    ratios = _numbers("--host-ratio", host_ratio, zero=True)
     if host_tokens is not None:
         if len(sizes) > 1:
             raise _BadOption("--host-tokens goes with one device size; give --host-ratio for several")
-        host_ratio = host_tokens / sizes[0]
-    return Sweep(made, policies, load_costs(calibration), arrivals, sizes, host_ratio, **common)
+        ratios = [host_tokens / sizes[0]]
+    return Sweep(made, policies, load_costs(calibration), arrivals, sizes, ratios, **common)

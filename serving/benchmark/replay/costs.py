@@ -19,11 +19,15 @@ class CalibrationError(ValueError):
 class Costs:
     """Seconds of an engine's steps.
 
-    A prefill of pieces with n new tokens after c others takes
-    `prefill_s + prefill_token_s * sum(n) + prefill_pair_s * sum(n * (c + n / 2))`; a decode step of b calls with
+    A prefill of pieces with n new tokens after c others takes `prefill_s + prefill_token_s * sum(n)
+    + prefill_pair_s * sum(n * (c + n / 2)) + prefill_prefix_pair_s * sum(c * c / 2)`; a decode step of b calls with
     contexts of c tokens takes `decode_s + decode_call_s * b + decode_context_s * sum(c)`.
 
     Attributes:
+        prefill_prefix_pair_s: of two tokens before, 0 where attention is computed for new tokens alone. SGLang's
+            `torch_native` computes it for the whole prompt and leaves out what it knows, so a hit saves less there.
+        plan_s: what the engine loses to a plan that comes while it works: much of the processor time of a plan's way,
+            if that runs on the cores that also run the model, and about nothing if it does not.
         link_tokens_per_s: what moves from the host to the device in a second.
         call_s: what a call costs outside the engine's steps (HTTP, tokenizer): half of it before, in the one process
             that takes calls in, and half after.
@@ -34,11 +38,13 @@ class Costs:
     prefill_s: float
     prefill_token_s: float
     prefill_pair_s: float
+    prefill_prefix_pair_s: float
     decode_s: float
     decode_call_s: float
     decode_context_s: float
     link_tokens_per_s: float
     call_s: float
+    plan_s: float
     source: str
 
     def prefill(self, pieces: Iterable[tuple[int, int]]) -> float:
@@ -46,6 +52,7 @@ class Costs:
         seconds = self.prefill_s
         for new, before in pieces:
             seconds += self.prefill_token_s * new + self.prefill_pair_s * new * (before + new / 2)
+            seconds += self.prefill_prefix_pair_s * before * before / 2
         return seconds
 
     def decode(self, calls: int, context_tokens: int) -> float:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams, InitLoadBackParams, MatchPrefixParams
@@ -92,7 +91,6 @@ class ModelEngine:
         self._link_free_s = 0.0
         self._next_clock = 0.0
         self._last_prefetch = 0.0
-        self._plans = 0
 
     @property
     def busy(self) -> bool:
@@ -112,10 +110,10 @@ class ModelEngine:
             )
         self._waiting.append(request)
 
-    def tell(self, tables: dict[str, dict[str, int] | None], prefetches: list[Any], time_to_live_s: float) -> None:
-        """A plan arrives."""
-        self._plans += 1
-        self.cache.apply(EnginePlan(self._plans, time_to_live_s, [], tables, prefetches))
+    def tell(self, plan: EnginePlan, now: float) -> None:
+        """A plan arrives; its way has taken the engine's time. What an idle engine loses so, nobody waits for."""
+        self.now = max(self.now, now) + self._costs.plan_s
+        self.cache.apply(plan)
 
     def step(self, until: float) -> bool:
         """Does the next step from `now` on, and moves `now` to its end. False: there is nothing to do.

@@ -1,8 +1,9 @@
 """Costs of models on GPUs that were not at hand, from the figures that their makers publish.
 
 Prefill is bound by arithmetic, decode by reading weights and keys and values, loads by the bus; each at a share of the
-published peak that serving engines commonly reach. They are for comparing policies, not for sizing a cluster: measure
-yours with `forecache bench calibrate`.
+published peak that serving engines commonly reach. Attention is computed for new tokens alone, and plans cost the
+engine nothing: they come on cores that do not run the model. The figures are for comparing policies, not for sizing a
+cluster: measure yours with `forecache bench calibrate`.
 """
 
 from __future__ import annotations
@@ -77,11 +78,13 @@ def roofline(name: str) -> Costs:
         prefill_token_s=2 * model.parameters / arithmetic,
         # Scores and weighted values: two products of head_dim multiplications and additions a head and pair.
         prefill_pair_s=4 * model.layers * model.query_heads * model.head_dim / arithmetic,
+        prefill_prefix_pair_s=0.0,
         decode_s=DECODE_STEP_S + model.parameters * BYTES / memory,
         decode_call_s=2 * model.parameters / arithmetic,
         decode_context_s=model.kv_bytes / memory,
         link_tokens_per_s=gpu.bus * gpus * BUS_SHARE / model.kv_bytes,
         call_s=CALL_S,
+        plan_s=0.0,
         source=f"{model.source}; {gpus} x {gpu.source}; assumed shares of the peaks: {ARITHMETIC_SHARE:g} of "
         f"arithmetic, {MEMORY_SHARE:g} of memory, {BUS_SHARE:g} of the bus",
     )

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from cache_actor.messages import PrefetchOrder
 from serving.benchmark.contestants import Contestant
+from serving.benchmark.driver.plan_desk import PlanDesk
+from serving.benchmark.driver.planner import COALESCE_S
 from serving.benchmark.forecasts import Word, source_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
@@ -27,11 +28,9 @@ from serving.sglang_plugin.settings import CacheSettings
 
 # So large a vocabulary that different texts begin alike by no chance.
 VOCABULARY = 1 << 40
-PLAN_DELAY_S = 0.005
-PLAN_LIFE_S = 600.0
+LOAD_PERIOD_S = 0.005
 SAMPLES = 200
 PROGRESS_CALLS = 20
-MAX_PREFETCH_TOKENS = 1 << 20
 
 Progress = Callable[[int], None]
 
@@ -83,7 +82,8 @@ class Replay:
         self._outputs = _outputs(setup.workload)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._numbers = itertools.count()
-        self._orders = itertools.count()
+        self._desk = PlanDesk(itertools.count(1), prefetch=contestant.prefetch != "off")
+        self._awaited: set[int] = set()  # engines that a plan is about to be sent to
         self._future = Future(setup.workload, first_pass) if first_pass is not None else None
         self._engines = [self._engine() for _ in range(setup.engines)]
         self._homes: dict[str, int] = {}
@@ -188,16 +188,19 @@ class Replay:
         if not self._stepping[place]:
             self._stepping[place] = True
             self._engines[place].now = max(self._engines[place].now, now)
-            self._at(now, lambda then: self._step(place))
+            self._at(now, lambda then: self._step(place, then))
 
-    def _step(self, place: int) -> None:
+    def _step(self, place: int, now: float) -> None:
         engine = self._engines[place]
+        if engine.now > now:  # a plan has held it up since; what has come meanwhile is in the step
+            self._at(engine.now, lambda then: self._step(place, then))
+            return
         until = self._events[0][0] if self._events else float("inf")
         self._stepping[place] = engine.step(until)
         if self._stepping[place]:
-            self._at(engine.now, lambda now: self._step(place))
+            self._at(engine.now, lambda then: self._step(place, then))
         elif engine.cache.prefetcher.has_work and self._events:  # an idle engine goes on loading
-            self._at(max(engine.now + PLAN_DELAY_S, until), lambda now: self._wake(place, now))
+            self._at(max(engine.now + LOAD_PERIOD_S, until), lambda then: self._wake(place, then))
 
     def _finished(self, request: Request) -> None:
         end = request.done_s + self._setup.costs.call_s / 2
@@ -248,6 +251,7 @@ class Replay:
     def _over(self, workflow: Workflow, now: float) -> None:
         if self._source:
             self._source.over(workflow)
+            self._desk.forget(workflow.id)
         self._live[self._homes[workflow.id]] -= 1
         if self._waiting:
             self._begin(self._waiting.popleft(), now)
@@ -255,16 +259,16 @@ class Replay:
     def _say(self, workflow: Workflow, word: Word | None, now: float) -> None:
         if word is None:
             return
-        prefetch = word.prefetch if self._contestant.prefetch != "off" else {}
-        orders = [
-            PrefetchOrder(next(self._orders), workflow.id, agent, value, MAX_PREFETCH_TOKENS)
-            for agent, value in prefetch.items()
-        ]
         place = self._homes[workflow.id]
-        self._at(now + PLAN_DELAY_S, lambda then: self._tell(place, {workflow.id: word.table}, orders))
+        self._desk.say(str(place), workflow.id, word)
+        if place not in self._awaited:
+            self._awaited.add(place)
+            self._at(now + COALESCE_S, lambda then: self._tell(place, then))
 
-    def _tell(self, place: int, tables: dict[str, dict[str, int] | None], orders: list[Any]) -> None:
-        self._engines[place].tell(tables, orders, PLAN_LIFE_S)
+    def _tell(self, place: int, now: float) -> None:
+        self._awaited.remove(place)
+        for plan in self._desk.take(str(place)):
+            self._engines[place].tell(plan, now)
 
     def _home(self, workflow: Workflow) -> int:
         """The engine of a workflow: the one with the fewest, ties by a hash that any run repeats."""

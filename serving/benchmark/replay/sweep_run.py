@@ -26,7 +26,7 @@ class Sweep:
     Attributes:
         workload: of a seed; round r takes `seed + r`, and forecasts that learn are taught on one that is not measured.
         arrivals: lanes are swept over; any other arrivals stand alone.
-        host_ratio: host tokens to a device token.
+        host_ratios: host tokens to a device token.
         learns: whether another seed is another workload of the same kind; a trace is the same for all.
     """
 
@@ -35,7 +35,7 @@ class Sweep:
     costs: Costs
     arrivals: Sequence[Arrivals]
     device_tokens: Sequence[int]
-    host_ratio: float
+    host_ratios: Sequence[float]
     engines: int = 1
     chunk_tokens: int = 8192
     max_running: int = 64
@@ -43,15 +43,12 @@ class Sweep:
     seed: int = 0
     learns: bool = True
 
-    def points(self) -> Iterator[tuple[PointSpec, Arrivals, int]]:
-        for arrivals, device in itertools.product(self.arrivals, self.device_tokens):
+    def points(self) -> Iterator[tuple[PointSpec, Arrivals, int, int]]:
+        """What is swept over: the point, its arrivals, its device tokens, its host tokens."""
+        for arrivals, ratio, device in itertools.product(self.arrivals, self.host_ratios, self.device_tokens):
             name = {"concurrency": arrivals.lanes} if isinstance(arrivals, Lanes) else {"arrivals": str(arrivals)}
-            host = round(device * self.host_ratio)
-            yield PointSpec.of(**name, device_tokens=device, host_tokens=host), arrivals, device
-
-    @property
-    def replays(self) -> int:
-        return len(self.arrivals) * len(self.device_tokens) * self.rounds * len(self.policies)
+            host = round(device * ratio)
+            yield PointSpec.of(**name, device_tokens=device, host_tokens=host), arrivals, device, host
 
 
 def run_sweep(sweep: Sweep, path: Path, progress: Callable[[str, int, int], None]) -> None:
@@ -64,10 +61,10 @@ def run_sweep(sweep: Sweep, path: Path, progress: Callable[[str, int, int], None
         WorkloadError: what cannot be made.
     """
     with RecordWriter(path) as writer:
-        for point, arrivals, device in sweep.points():
+        for point, arrivals, device, host in sweep.points():
             writer.point(point)
             for number in range(sweep.rounds):
-                _round(sweep, writer, point, arrivals, device, number, progress)
+                _round(sweep, writer, point, arrivals, device, host, number, progress)
 
 
 def _round(
@@ -76,6 +73,7 @@ def _round(
     point: PointSpec,
     arrivals: Arrivals,
     device: int,
+    host: int,
     number: int,
     progress: Callable[[str, int, int], None],
 ) -> None:
@@ -84,7 +82,7 @@ def _round(
     statistics = workload.statistics()
     shape = EngineShape(
         device_tokens=device,
-        host_tokens=round(device * sweep.host_ratio),
+        host_tokens=host,
         chunk_tokens=sweep.chunk_tokens,
         max_running=sweep.max_running,
         longest_call=statistics.longest_prompt + max(call.output_tokens for _, _, call in workload.calls()),

@@ -103,7 +103,7 @@ def replay_suite(suite: Suite, real: Mapping[str, Any], costs: Costs, progress: 
 
 def _replay(suite: Suite, point: RunPoint, who: Contestant, number: int, costs: Costs, writer: RecordWriter) -> None:
     seed = suite.round_seed(number)
-    workload = suite.workload.make(seed)
+    workload = point.workload.make(seed)
     engine = dict(suite.app.engine) | dict(point.engine)
     if "max_total_tokens" not in engine:
         raise SuiteError("the suite leaves the device pool to the engine; give sweep.device_tokens and run it again")
@@ -122,6 +122,6 @@ def _replay(suite: Suite, point: RunPoint, who: Contestant, number: int, costs: 
         shape = replace(shape, device_tokens=unlimited_tokens([workload]))
     engines = suite.app.deployment.num_replicas
     setup = Setup(workload, point.arrivals.arrivals(seed), costs, shape, engines, seed, point.spec.key, number)
-    run = Replay(setup, who, teacher=suite.workload.make(suite.teaching_seed()))
+    run = Replay(setup, who, teacher=point.workload.make(suite.teaching_seed()))
     run.run()
     run.write(writer)

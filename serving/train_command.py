@@ -1,0 +1,113 @@
+"""`forecache train`: from recorded workflows to a predictor, and a table of how good it is beside the baselines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import orjson
+import typer
+
+EXIT_CANNOT = 2
+EXIT_INTERRUPTED = 130
+
+
+def train(
+    traces: Annotated[list[Path], typer.Argument(help="Trace files (.msgpack, .jsonl), or folders of .msgpack files.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for the checkpoint; none is written without it.")] = None,
+    label: Annotated[
+        Literal["agent", "agent+phase", "agent+tool"],
+        typer.Option(help="In .jsonl files, what names a caller: its agent, or that with its phase or tool."),
+    ] = "agent",
+    split: Annotated[
+        Literal["workflow", "time"],
+        typer.Option(help="What is tested on: workflows drawn at random, or the latest."),
+    ] = "workflow",
+    test_share: Annotated[float, typer.Option(min=0.01, max=0.9, help="The share of workflows tested on.")] = 0.25,
+    seeds: Annotated[int, typer.Option(min=1, help="How often all of it is done; figures are means.")] = 1,
+    ablations: Annotated[
+        bool, typer.Option("--ablations", help="Also without each signal, and with R-GCN: as long again for each.")
+    ] = False,
+    epochs: Annotated[int, typer.Option(min=1, help="At most; training stops when it no longer gains.")] = 60,
+    max_s: Annotated[float | None, typer.Option(min=1, help="Seconds that one training may take.")] = None,
+    text_size: Annotated[
+        int, typer.Option(min=0, help="Length of the hidden states in the traces; 0: do not use them.")
+    ] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads.")] = 1,
+    report: Annotated[Path | None, typer.Option(help="HTML page of the figures and the graph.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Train the predictor of coming agents on recorded workflows, and test it on others, beside the baselines.
+
+    Figures are of models that have not seen the tested workflows; the checkpoint is then trained on all of them.
+
+    Exit code: 0 done, 2 the traces cannot be used or nothing can be written, 130 interrupted by Ctrl-C.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    from predictor_actor.checkpoint import save_checkpoint
+    from predictor_actor.model import ModelConfig
+    from predictor_actor.traces import TraceError, read_traces
+    from predictor_actor.train import TrainConfig, TrainError
+    from predictor_actor.train import train as fit
+    from serving.benchmark.predictor_study import Study, StudyError, run_study
+    from serving.benchmark.report import require_pictures
+
+    config = TrainConfig(ModelConfig(text_size=text_size), epochs=epochs, max_s=max_s, threads=threads)
+    try:
+        if report is not None:
+            require_pictures(report)
+        read = read_traces(traces, label=label)
+        with Progress(
+            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=_errors(), transient=True
+        ) as bar:
+            task = bar.add_task("training", total=1.0)
+
+            def told(share: float, text: str) -> None:
+                bar.update(task, completed=share, description=text)
+
+            figures = run_study(read.traces, Study(split, test_share, seeds, ablations, config), told)
+            figures |= {"left_out": read.bad, "problems": [str(problem) for problem in read.problems]}
+            if out is not None:
+                told(0.0, "all traces")
+                trained = fit(sorted(read.traces, key=lambda trace: trace.started_at), config, told)
+                save_checkpoint(trained.predictor, out, {"study": figures})
+        if report is not None:
+            from serving.benchmark.train_report import write_page
+
+            write_page(figures, read.traces, report)
+    except (TraceError, StudyError, TrainError) as error:
+        _fail(str(error))
+    except ModuleNotFoundError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"cannot write {error.filename}: {error.strerror}")
+    except KeyboardInterrupt:
+        raise typer.Exit(EXIT_INTERRUPTED) from None
+    if as_json:
+        typer.echo(orjson.dumps(figures).decode())
+        return
+    _print(figures)
+
+
+def _print(figures: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    from serving.benchmark.report import rich_table
+    from serving.benchmark.train_tables import in_words, short_table
+
+    console = Console()
+    console.print(rich_table(short_table(figures), "Who comes next"))
+    for line in in_words(figures):
+        console.print(f"• {line}", highlight=False)
+
+
+def _errors() -> Any:
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _fail(message: str) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(EXIT_CANNOT)

@@ -12,6 +12,7 @@ import typer
 from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
+from serving.benchmark.text_command import text_signal
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.demo import demo
@@ -41,6 +42,7 @@ bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_h
 app.add_typer(bench, name="bench")
 for command in (run, report, hits, compare, convert, calibrate, validate, overhead):
     bench.command(command.__name__)(command)
+bench.command("text-signal")(text_signal)
 
 
 @bench.command("soak")

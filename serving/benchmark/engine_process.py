@@ -104,9 +104,7 @@ class EngineProcess:
         Raises:
             EngineProcessError: the engine failed or is gone.
         """
-        with contextlib.suppress(BrokenPipeError):  # `_receive` says why
-            self._pipe.send(job)
-        result: JobResult = self._receive()
+        result: JobResult = self._ask(job)
         return result
 
     def read(self, job: ReadJob) -> States:
@@ -115,10 +113,13 @@ class EngineProcess:
         Raises:
             EngineProcessError: the engine failed or is gone.
         """
+        states: States = self._ask(job)
+        return states
+
+    def _ask(self, job: Job | ReadJob) -> Any:
         with contextlib.suppress(BrokenPipeError):  # `_receive` says why
             self._pipe.send(job)
-        states: States = self._receive()
-        return states
+        return self._receive()
 
     def _receive(self) -> Any:
         try:

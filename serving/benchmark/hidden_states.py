@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -13,14 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from serving.benchmark.text_workflows import Message
-
-AT_ONCE = 4
-# Prompts go to the engine in parts, so that progress is seen and Ctrl-C heard.
-PART = 32
-
-States = npt.NDArray[np.float16]
+Message = tuple[str, str]
+"""(role, content)."""
 Prompt = tuple[Message, ...]
+States = npt.NDArray[np.float16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,26 +46,19 @@ def state_of(meta: dict[str, Any]) -> States:
 
 
 async def read_states(engine: Any, job: ReadJob) -> States:
-    """Float16 of shape (prompts, size), read by prefill alone."""
+    """Float16 of shape (prompts, size), read by prefill alone; one prompt at a time, so that the next finds its
+    beginning cached."""
     tokenizer = engine.tokenizer_manager.tokenizer
-    found: dict[int, States] = {}
-    waiting = iter(enumerate(job.prompts))
-
-    async def lane() -> None:
-        for place, prompt in waiting:
-            messages = [{"role": role, "content": content} for role, content in prompt]
-            text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-            tokens = cut(tokenizer.encode(text, add_special_tokens=False), job.limit)
-            sampling = {"max_new_tokens": 1, "temperature": 0}
-            answer = await engine.async_generate(
-                input_ids=tokens, sampling_params=sampling, return_hidden_states="last"
-            )
-            found[place] = state_of(answer["meta_info"])
-
-    async with asyncio.TaskGroup() as lanes:
-        for _ in range(AT_ONCE):
-            lanes.create_task(lane())
-    return np.stack([found[place] for place in range(len(job.prompts))])
+    found = []
+    for prompt in job.prompts:
+        messages = [{"role": role, "content": content} for role, content in prompt]
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        tokens = cut(tokenizer.encode(text, add_special_tokens=False), job.limit)
+        # The first new token comes from the prefill; a second would overwrite the state.
+        sampling = {"max_new_tokens": 1, "temperature": 0}
+        answer = await engine.async_generate(input_ids=tokens, sampling_params=sampling, return_hidden_states="last")
+        found.append(state_of(answer["meta_info"]))
+    return np.stack(found)
 
 
 def states_file(folder: Path, model: str, prompts: Sequence[Prompt], limit: int) -> Path:

@@ -2,68 +2,103 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
-from predictor_actor.base import HORIZON, Predictor, WorkflowTrace
-from predictor_actor.evaluate import outcomes
-from predictor_actor.model import SIGNALS, ModelConfig
-from predictor_actor.train import TrainConfig, train
-from serving.benchmark.bootstrap import estimate
+from predictor_actor.trace_import import Label
+from predictor_actor.train import TrainConfig
 from serving.benchmark.engine_process import EngineProcess
-from serving.benchmark.hidden_states import PART, Prompt, ReadJob, States, kept_states, states_file
-from serving.benchmark.text_workflows import TextWorkflow
+from serving.benchmark.hidden_states import Prompt, ReadJob, States, kept_states, states_file
+from serving.benchmark.predictor_study import Study, run_study
+from serving.benchmark.text_tau import read_tau
+from serving.benchmark.text_workflows import TextWorkflow, generate
 from serving.config import AppConfig, CacheConfig
 from serving.config import ModelConfig as ServedModel
 
 MODEL = "smollm2-135m"
-# Share of the workflows that a model is tested on and never sees.
-HELD_OUT = 0.25
-PREDICTORS = ("markov", "without", "with")
+# Prompts go to the engine in parts, so that progress is seen and Ctrl-C heard.
+PART = 16
+SEED = 0
+# Room in the engine for the prompts whose beginnings may come again.
+CACHED_TOKENS = 8192
 
-Progress = Callable[[str], None]
-Sums = npt.NDArray[np.float64]
+Progress = Callable[[float, str], None]
+"""Hears which share of the work is done, and what is being done."""
 
 
 @dataclass(frozen=True, slots=True)
-class SignalFigures:
-    """Top-1 at k = 1..K on held-out workflows, each as [value, low, high] of its 95 % interval.
+class WorkflowSet:
+    """Workflows that are measured on.
 
     Attributes:
-        markov, without, with_text: of the online chain, and of the model without and with the text signal.
-        gain: with_text - without, paired by workflow.
-        forecasts: how many were judged, over all seeds.
+        labels: what names a caller; each gives figures of its own.
     """
 
-    workflows: int
-    seeds: int
-    forecasts: int
-    markov: list[list[float] | None]
-    without: list[list[float] | None]
-    with_text: list[list[float] | None]
-    gain: list[list[float] | None]
-
-    def as_dict(self) -> dict[str, object]:
-        return asdict(self)
+    title: str
+    workflows: tuple[TextWorkflow, ...]
+    labels: tuple[Label, ...] = ("agent",)
 
 
-def read_workflows(
-    workflows: Sequence[TextWorkflow], limit: int, folder: Path | None, progress: Progress
-) -> list[WorkflowTrace]:
-    """The workflows with the hidden states of their prompts, from the folder or from an engine that is started for it.
+def workflow_sets(count: int, tau: Path | None) -> list[WorkflowSet]:
+    """`count` generated workflows; and the runs of tau-bench in the folder, if it has some.
+
+    Raises:
+        TauError: a line of a file is no run.
+        OSError: a file cannot be read.
+    """
+    runs = tuple(read_tau(tau)) if tau is not None else ()
+    sets = [WorkflowSet("generated", tuple(generate(count, SEED)))]
+    return [*sets, WorkflowSet("tau-bench", runs, ("agent", "agent+tool"))] if runs else sets
+
+
+def measure(
+    of: WorkflowSet,
+    limit: int,
+    seeds: int,
+    folder: Path | None,
+    progress: Progress,
+    config: TrainConfig | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Reads the hidden states of the prompts, and trains and tests with and without them.
 
     Args:
         limit: how many of a prompt's last tokens are read.
+        seeds: how often it is trained and tested, each time on other workflows.
+        folder: where hidden states are kept; None: nowhere.
+        config: how to train; the size of the text is filled in.
+
+    Returns:
+        The figures of a study, as `run_study` has them, by title and label.
 
     Raises:
-        EngineProcessError: the engine did not start or ended.
+        EngineProcessError: the engine did not start, or ended.
+        StudyError: too few workflows.
+        OSError: the folder cannot be written.
+    """
+    states = read_states(of.workflows, limit, folder, progress)
+    config = config or TrainConfig()
+    config = replace(config, model=replace(config.model, text_size=states[0].shape[1]))
+    study = Study(seeds=seeds, ablations=("text",), config=config)
+    found = {}
+    for label in of.labels:
+        traces = [workflow.trace(each, label) for workflow, each in zip(of.workflows, states, strict=True)]
+        found[f"{of.title}, by {label}"] = run_study(traces, study, progress)
+    return found
+
+
+def read_states(workflows: Sequence[TextWorkflow], limit: int, folder: Path | None, progress: Progress) -> list[States]:
+    """The hidden states of each workflow's prompts, (calls, size), from the folder or from an engine started for it.
+
+    Args:
+        limit: how many of a prompt's last tokens are read.
+        folder: where states are kept; None: nowhere.
+
+    Raises:
+        EngineProcessError: the engine did not start, or ended.
         OSError: the folder cannot be written.
     """
     prompts = [call.messages for workflow in workflows for call in workflow.calls]
@@ -72,8 +107,8 @@ def read_workflows(
     else:
         file = states_file(folder, MODEL, prompts, limit)
         states = kept_states(file, len(prompts), lambda: _read(prompts, limit, progress))
-    rows = iter(states)
-    return [workflow.trace([next(rows).tobytes() for _ in workflow.calls]) for workflow in workflows]
+    ends = np.cumsum([len(workflow.calls) for workflow in workflows])
+    return np.split(states, ends[:-1])
 
 
 def _read(prompts: Sequence[Prompt], limit: int, progress: Progress) -> States:
@@ -82,77 +117,16 @@ def _read(prompts: Sequence[Prompt], limit: int, progress: Progress) -> States:
         cache=CacheConfig(backend="sglang"),
         engine={
             "enable_return_hidden_states": True,
-            "max_total_tokens": 16 * limit,
+            "max_total_tokens": max(CACHED_TOKENS, 4 * limit),
             "context_length": limit + 16,
-            "max_running_requests": 8,
+            "max_running_requests": 1,
         },
     )
     parts = []
-    progress("starting the engine")
+    progress(0.0, "starting the engine")
     with EngineProcess(config) as engine:
         engine.ready()
         for start in range(0, len(prompts), PART):
-            progress(f"hidden states: {start} of {len(prompts)} prompts")
+            progress(start / len(prompts), f"hidden states, {start} of {len(prompts)} prompts")
             parts.append(engine.read(ReadJob(tuple(prompts[start : start + PART]), limit)))
     return np.concatenate(parts)
-
-
-def measure(traces: Sequence[WorkflowTrace], seeds: int, progress: Progress) -> SignalFigures:
-    """Trains with and without the text on the same splits and seeds, and judges both on the workflows kept aside.
-
-    Args:
-        traces: every call with its hidden state.
-        seeds: each has a split of its own.
-
-    Raises:
-        TrainError: too few workflows.
-    """
-    size = len(traces[0].calls[0].hidden or b"") // 2
-    # One row a workflow, summed over seeds: how many were right at each k, for each predictor, and of how many.
-    sums = np.zeros((len(traces), len(PREDICTORS) * HORIZON + 1))
-    for seed in range(seeds):
-        order = random.Random(seed).sample(range(len(traces)), len(traces))
-        aside = max(1, round(HELD_OUT * len(traces)))
-        tested, trained_on = order[:aside], [traces[place] for place in sorted(order[aside:])]
-        for text in (False, True):
-            signals = SIGNALS if text else tuple(signal for signal in SIGNALS if signal != "text")
-            config = TrainConfig(model=ModelConfig(text_size=size if text else 0, signals=signals), seed=seed)
-            name = f"seed {seed + 1} of {seeds}, {'with' if text else 'without'} text"
-            predictor = train(trained_on, config, lambda share, what, name=name: progress(f"{name}: {what}")).predictor
-            column = PREDICTORS.index("with" if text else "without") * HORIZON
-            sums[tested, column : column + HORIZON] += _right(predictor, [traces[place] for place in tested])
-        sums[tested, :HORIZON] += _right(predictor.markov, [traces[place] for place in tested])
-        sums[tested, -1] += [len(traces[place].calls) for place in tested]
-    return _figures(sums, len(traces), seeds)
-
-
-def _right(predictor: Predictor, traces: Sequence[WorkflowTrace]) -> Sums:
-    """How many forecasts of each workflow had the likeliest right, shape (workflows, K)."""
-    judged = outcomes(predictor, traces)
-    return np.stack(
-        [np.bincount(judged.workflow, judged.first[:, k], minlength=len(traces)) for k in range(HORIZON)], axis=1
-    )
-
-
-def _figures(sums: Sums, workflows: int, seeds: int) -> SignalFigures:
-    tested = sums[sums[:, -1] > 0]
-    columns = len(PREDICTORS) * HORIZON
-    shares = estimate([tested], [lambda s, c=column: s[..., c] / s[..., -1] for column in range(columns)])
-    gains = [lambda s, k=k: (s[..., 2 * HORIZON + k] - s[..., HORIZON + k]) / s[..., -1] for k in range(HORIZON)]
-    markov, without, with_text = (shares[start : start + HORIZON] for start in range(0, columns, HORIZON))
-    gain = estimate([tested], gains)
-    return SignalFigures(workflows, seeds, int(sums[:, -1].sum()), markov, without, with_text, gain)
-
-
-def print_figures(name: str, figures: SignalFigures, console: Console) -> None:
-    """The figures for people."""
-    table = Table("top-1", *(f"k = {k}" for k in range(1, HORIZON + 1)), title=f"{name}, {figures.workflows} workflows")
-    rows = {
-        "Markov": figures.markov,
-        "without text": figures.without,
-        "with text": figures.with_text,
-        "gain": figures.gain,
-    }
-    for label, row in rows.items():
-        table.add_row(label, *("-" if one is None else f"{one[0]:.3f} ({one[1]:.3f} to {one[2]:.3f})" for one in row))
-    console.print(table)

@@ -11,21 +11,27 @@ import random
 from dataclasses import dataclass
 
 from predictor_actor.base import Call, WorkflowTrace
+from predictor_actor.trace_import import Label, labelled
+from serving.benchmark.hidden_states import Message, States
 
 PLANNER, REVIEWER = "planner", "reviewer"
 PROMPT_TOKENS, OUTPUT_TOKENS = 96, 32
 
-Message = tuple[str, str]
-
 
 @dataclass(frozen=True, slots=True)
 class TextCall:
-    """A call with its prompt: `messages` are (role, content), oldest first."""
+    """A call with its prompt.
+
+    Attributes:
+        messages: (role, content), oldest first.
+        tool: what its answer asks for, None if nothing or not known.
+    """
 
     agent: str
     messages: tuple[Message, ...]
     prompt_tokens: int = PROMPT_TOKENS
     output_tokens: int = OUTPUT_TOKENS
+    tool: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +41,23 @@ class TextWorkflow:
     workflow: str
     calls: tuple[TextCall, ...]
 
-    def trace(self, states: list[bytes]) -> WorkflowTrace:
-        """What a predictor is told of it, one hidden state for each call."""
-        calls = zip(self.calls, states, strict=True)
-        told = (Call(call.agent, call.prompt_tokens, call.output_tokens, hidden=state) for call, state in calls)
+    def trace(self, states: States, label: Label = "agent") -> WorkflowTrace:
+        """What a predictor is told of it.
+
+        Args:
+            states: (calls, size), the hidden state of each call's prompt.
+            label: what names a caller.
+        """
+        told = (
+            Call(
+                labelled(call.agent, None, call.tool, label),
+                call.prompt_tokens,
+                call.output_tokens,
+                tool=call.tool,
+                hidden=state.tobytes(),
+            )
+            for call, state in zip(self.calls, states, strict=True)
+        )
         return WorkflowTrace(self.workflow, tuple(told))
 
 

@@ -108,7 +108,7 @@ class EngineProcess:
         return result
 
     def read(self, job: ReadJob) -> States:
-        """Hidden states of prompts, one row each; the engine needs `enable_return_hidden_states`.
+        """Hidden states of prompts, one row each; the engine needs `hidden_states.ENGINE_ARGUMENTS`.
 
         Raises:
             EngineProcessError: the engine failed or is gone.

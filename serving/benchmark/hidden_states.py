@@ -17,6 +17,9 @@ Message = tuple[str, str]
 Prompt = tuple[Message, ...]
 States = npt.NDArray[np.float16]
 
+# What an engine must be started with: it then keeps the state of a call's last token, and of no other.
+ENGINE_ARGUMENTS = {"return_hidden_states_mode": "last"}
+
 
 @dataclass(frozen=True, slots=True)
 class ReadJob:
@@ -41,7 +44,7 @@ def state_of(meta: dict[str, Any]) -> States:
     """
     found = meta.get("hidden_states")
     if not found:
-        raise ValueError("the engine returned no hidden state; it needs enable_return_hidden_states")
+        raise ValueError(f"the engine returned no hidden state; it must be started with {ENGINE_ARGUMENTS}")
     return np.asarray(found, np.float32).astype(np.float16)
 
 

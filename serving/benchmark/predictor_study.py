@@ -82,7 +82,8 @@ def run_study(
             trained = train(learning, replace(config, seed=seed), told)
             found.setdefault(name, []).append(outcomes(trained.predictor, test))
             seconds.setdefault(name, []).append(trained.seconds)
-            parameters = parameter_count(trained.predictor.model) if name == MODEL else 0
+            if name == MODEL:
+                parameters = parameter_count(trained.predictor.model)
             done += 1
     return {
         "workflows": len(traces),

@@ -12,7 +12,7 @@ import numpy as np
 from predictor_actor.trace_import import Label
 from predictor_actor.train import TrainConfig
 from serving.benchmark.engine_process import EngineProcess
-from serving.benchmark.hidden_states import Prompt, ReadJob, States, kept_states, states_file
+from serving.benchmark.hidden_states import ENGINE_ARGUMENTS, Prompt, ReadJob, States, kept_states, states_file
 from serving.benchmark.predictor_study import Study, run_study
 from serving.benchmark.text_tau import read_tau
 from serving.benchmark.text_workflows import TextWorkflow, generate
@@ -116,7 +116,7 @@ def _read(prompts: Sequence[Prompt], limit: int, progress: Progress) -> States:
         model=ServedModel(source=MODEL),
         cache=CacheConfig(backend="sglang"),
         engine={
-            "enable_return_hidden_states": True,
+            **ENGINE_ARGUMENTS,
             "max_total_tokens": max(CACHED_TOKENS, 4 * limit),
             "context_length": limit + 16,
             "max_running_requests": 1,

@@ -35,8 +35,7 @@ def test_the_last_tokens_are_read_and_never_fewer_than_half_of_the_limit(tokens:
 
 
 def test_a_prompt_that_grows_a_little_keeps_its_beginning() -> None:
-    tokens = list(range(100))
-    assert cut(tokens, 40)[0] == cut([*tokens, 100], 40)[0]
+    assert [cut(range(length), 40)[0] for length in (90, 100, 101)] == [60, 60, 80]
 
 
 class Engine:
@@ -69,7 +68,7 @@ def test_each_prompt_has_its_row_and_nothing_is_decoded() -> None:
 
 @pytest.mark.parametrize("meta", [{}, {"hidden_states": None}, {"hidden_states": []}])
 def test_an_engine_that_returns_no_state_is_told_what_it_needs(meta: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="enable_return_hidden_states"):
+    with pytest.raises(ValueError, match="return_hidden_states_mode"):
         state_of(meta)
 
 

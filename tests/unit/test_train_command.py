@@ -91,7 +91,14 @@ class TestStudy:
 
     def test_each_ablation_has_its_row(self) -> None:
         figures = run_study(retry_loops(8), Study(ablations=ABLATIONS, config=TrainConfig(epochs=1)))
-        assert {"without graph", "without path", "without prior", "r-gcn"} <= set(figures["predictors"])
+        rows = {"without graph", "without path", "without prior", "r-gcn"}
+        assert rows <= set(figures["predictors"])
+        assert set(figures["gains"]) == rows
+        assert figures["parameters"] > 250_000
+
+    def test_an_ablation_that_there_is_not_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="unknown ablation 'smell'"):
+            Study(ablations=("smell",))
 
     def test_three_workflows_are_too_few(self) -> None:
         with pytest.raises(StudyError, match="give at least 4"):

@@ -13,6 +13,7 @@ from torch_geometric.nn import RGCNConv, SimpleConv
 from predictor_actor.base import HORIZON
 from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
 from predictor_actor.newcomers import Newcomers
+from predictor_actor.text_encoder import TextEncoder
 
 HEADS = 4
 FLOOR = 1e-4
@@ -210,8 +211,9 @@ class Forecaster(nn.Module):
         self.path = PathEncoder(config) if "path" in config.signals else None
         self.text = None
         if config.text_size and "text" in config.signals:
-            self.text = nn.Sequential(nn.LayerNorm(config.text_size), nn.Linear(config.text_size, width), nn.GELU())
-            self.no_text = nn.Parameter(torch.zeros(width))
+            self.text = TextEncoder(config.text_size, width)
+            # What the text says by itself needs few examples when it need not go through the layers that mix signals.
+            self.text_alone = nn.Linear(width, hidden, bias=False)
         size = width + WORKFLOW_FEATURES + (2 * width if self.path else 0) + (width if self.text else 0)
         self.fuse = nn.Sequential(
             nn.Linear(size, hidden),
@@ -246,8 +248,10 @@ class Forecaster(nn.Module):
             near = embedded[paths.nodes[:, -3:]].flatten(1)
             parts += [embedded[paths.nodes[:, -2]], self.path(embedded, near, paths)]
         if self.text is not None:
-            parts.append(self._read(paths, batch))
-        fused = self.fuse(torch.cat(parts, dim=1))
+            said = self.text(paths.text, paths.has_text, batch)
+            fused = self.fuse(torch.cat([*parts, said], dim=1)) + self.text_alone(said)
+        else:
+            fused = self.fuse(torch.cat(parts, dim=1))
         # A candidate's score is a product of two projections, of the workflow and of the agent. There are fewer agents
         # than workflows in a batch, so both are applied to the agents.
         scored = self.candidates(embedded[1:-1]).view(-1, HORIZON, hidden) / hidden**0.5
@@ -259,13 +263,8 @@ class Forecaster(nn.Module):
             return found, found
         return found + self.trust[:, None] * torch.log(paths.prior + FLOOR), found
 
-    def _read(self, paths: Paths, batch: int) -> Tensor:
-        if paths.text is None or paths.has_text is None or self.text is None:
-            return self.no_text.expand(batch, -1)
-        return torch.where(paths.has_text[:, None], self.text(paths.text), self.no_text)
-
 
 def parameter_count(model: nn.Module) -> int:
     """Trained numbers of a model, those that project the text apart."""
     named = model.named_parameters()
-    return sum(weights.numel() for name, weights in named if not name.startswith(("text", "no_text")))
+    return sum(weights.numel() for name, weights in named if not name.startswith("text"))

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 MOST_SCALE = 10.0
 # In spreads: a state unlike all that were trained on cannot drown the rest.
 FARTHEST = 6.0
+# Of coordinates, and of what is read from them: there are many more coordinates than branches seen.
+DROPOUT = (0.5, 0.3)
 
 
 class TextEncoder(nn.Module):
@@ -27,6 +29,7 @@ class TextEncoder(nn.Module):
         self.register_buffer("scale", torch.ones(size))
         self.project = nn.Linear(size, width)
         self.absent = nn.Parameter(torch.zeros(width))
+        self.drop, self.drop_read = (nn.Dropout(share) for share in DROPOUT)
         self.mean: Tensor
         self.scale: Tensor
 
@@ -43,5 +46,6 @@ class TextEncoder(nn.Module):
         """(B, width) of (B, size) states, of which those `present` count; None: there are none."""
         if states is None or present is None:
             return self.absent.expand(batch, -1)
-        found: Tensor = self.project(((states - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST))
-        return torch.where(present[:, None], found, self.absent)
+        standard = ((states - self.mean) * self.scale).clamp(-FARTHEST, FARTHEST)
+        read: Tensor = self.drop_read(torch.where(present[:, None], self.project(self.drop(standard)), self.absent))
+        return read

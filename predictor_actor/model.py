@@ -14,6 +14,7 @@ from predictor_actor.base import HORIZON
 from predictor_actor.features import CALL_FEATURES, NODE_FEATURES, WINDOW, WORKFLOW_FEATURES, NodeArrays, PathArrays
 from predictor_actor.geometric import RGCNConv, SimpleConv
 from predictor_actor.newcomers import Newcomers
+from predictor_actor.text_encoder import TextEncoder
 
 HEADS = 4
 FLOOR = 1e-4
@@ -224,8 +225,9 @@ class Forecaster(nn.Module):
         self.path = PathEncoder(config) if "path" in config.signals else None
         self.text = None
         if config.text_size and "text" in config.signals:
-            self.text = nn.Sequential(nn.LayerNorm(config.text_size), nn.Linear(config.text_size, width), nn.GELU())
-            self.no_text = nn.Parameter(torch.zeros(width))
+            self.text = TextEncoder(config.text_size, width)
+            # What the text says by itself needs few examples when it need not go through the layers that mix signals.
+            self.text_alone = nn.Linear(width, hidden, bias=False)
         size = width + WORKFLOW_FEATURES + (2 * width if self.path else 0) + (width if self.text else 0)
         self.fuse = nn.Sequential(
             nn.Linear(size, hidden),
@@ -269,19 +271,16 @@ class Forecaster(nn.Module):
             near = nodes[paths.nodes[:, -3:]].flatten(1)
             parts += [nodes[paths.nodes[:, -2]], self.path(embedded.attention, near, paths)]
         if self.text is not None:
-            parts.append(self._read(paths, batch))
-        fused = self.fuse(torch.cat(parts, dim=1))
+            said = self.text(paths.text, paths.has_text, batch)
+            fused = self.fuse(torch.cat([*parts, said], dim=1)) + self.text_alone(said)
+        else:
+            fused = self.fuse(torch.cat(parts, dim=1))
         weights, offsets = embedded.scoring
         found = (fused @ weights.flatten(0, 1).T).view(batch, *offsets.shape) + offsets
         found = torch.cat([found[:, :, :-1], found[:, :, -1:] + self.end[:, None]], dim=2)
         if "prior" not in self.config.signals:
             return found, found
         return found + self.trust[:, None] * torch.log(paths.prior + FLOOR), found
-
-    def _read(self, paths: Paths, batch: int) -> Tensor:
-        if paths.text is None or paths.has_text is None or self.text is None:
-            return self.no_text.expand(batch, -1)
-        return torch.where(paths.has_text[:, None], self.text(paths.text), self.no_text)
 
 
 class Embedded:
@@ -312,4 +311,4 @@ class Embedded:
 def parameter_count(model: nn.Module) -> int:
     """Trained numbers of a model, those that project the text apart."""
     named = model.named_parameters()
-    return sum(weights.numel() for name, weights in named if not name.startswith(("text", "no_text")))
+    return sum(weights.numel() for name, weights in named if not name.startswith("text"))

@@ -151,6 +151,9 @@ class _Runner:
         torch.manual_seed(config.seed)
         generator = torch.Generator().manual_seed(config.seed)
         model = Forecaster(config.model)
+        if model.text is not None:
+            paths = [fold.paths for fold in folds]
+            model.text.standardise([each.text[each.has_text] for each in paths if each.text is not None])
         optimizer = AdamW(model.parameters(), lr=config.rate, weight_decay=config.decay)
         best, best_epoch, state = float("inf"), 0, _copy(model)
         last = epochs if held_out is None else config.epochs

@@ -14,6 +14,7 @@ from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
 from serving.benchmark.replay.drift_command import drift
+from serving.benchmark.text_command import text_signal
 from serving.config import ModelConfig
 from serving.config_reference import reference
 from serving.coordinator_view import coordinator, top, why
@@ -48,6 +49,7 @@ app.add_typer(bench, name="bench")
 for command in (run, report, hits, compare, convert, calibrate, validate, overhead, drift):
     bench.command(command.__name__)(command)
 bench.command("predictor-curves")(predictor_curves)
+bench.command("text-signal")(text_signal)
 
 
 @bench.command("soak")

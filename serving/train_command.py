@@ -50,16 +50,17 @@ def train(
     from predictor_actor.traces import TraceError, read_traces
     from predictor_actor.train import TrainConfig, TrainError
     from predictor_actor.train import train as fit
-    from serving.benchmark.predictor_study import Study, StudyError, run_study
+    from serving.benchmark.predictor_study import ABLATIONS, Study, StudyError, run_study
     from serving.benchmark.report import require_pictures
 
+    tried = ABLATIONS if ablations else ()
     config = TrainConfig(ModelConfig(text_size=text_size), epochs=epochs, max_s=max_s, threads=threads)
     try:
         if report is not None:
             require_pictures(report)
         read = read_traces(traces, label=label)
         with training_bar() as told:
-            figures = run_study(read.traces, Study(split, test_share, seeds, ablations, config), told)
+            figures = run_study(read.traces, Study(split, test_share, seeds, tried, config), told)
             figures |= {"left_out": read.bad, "problems": [str(problem) for problem in read.problems]}
             if out is not None:
                 told(0.0, "all traces")

@@ -24,6 +24,7 @@ from typing import Any, Self
 import psutil
 
 from cache_actor.messages import RequestIdentity
+from serving.benchmark.hidden_states import ReadJob, States, read_states
 from serving.config import AppConfig
 from serving.processes import end_processes
 from serving.run_directory import RunDirectory
@@ -103,10 +104,22 @@ class EngineProcess:
         Raises:
             EngineProcessError: the engine failed or is gone.
         """
+        result: JobResult = self._ask(job)
+        return result
+
+    def read(self, job: ReadJob) -> States:
+        """Hidden states of prompts, one row each; the engine needs `hidden_states.ENGINE_ARGUMENTS`.
+
+        Raises:
+            EngineProcessError: the engine failed or is gone.
+        """
+        states: States = self._ask(job)
+        return states
+
+    def _ask(self, job: Job | ReadJob) -> Any:
         with contextlib.suppress(BrokenPipeError):  # `_receive` says why
             self._pipe.send(job)
-        result: JobResult = self._receive()
-        return result
+        return self._receive()
 
     def _receive(self) -> Any:
         try:
@@ -169,7 +182,10 @@ async def _serve(pipe: Connection, config: AppConfig) -> None:
         pipe.send(None)
         while True:
             job = await asyncio.to_thread(pipe.recv)
-            pipe.send(await _run(engine, job, identified=not stock))
+            if isinstance(job, ReadJob):
+                pipe.send(await read_states(engine, job))
+            else:
+                pipe.send(await _run(engine, job, identified=not stock))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent has closed its end
     except Exception as error:

@@ -41,19 +41,21 @@ def in_words(figures: dict[str, Any]) -> list[str]:
         f"{figures['test_share']:.0%} of the workflows ({figures['split']}), {figures['seeds']} seeds; "
         f"{figures['parameters']:,} parameters, trained in {figures['train_s']:.1f} s."
     ]
-    for best in figures["best_chain"]:
-        gain = best["gain"]
-        if gain is None:
-            lines.append(f"k={best['k']}: too few workflows for an interval against {best['name']}.")
-            continue
-        points = f"{100 * gain[0]:+.1f} points ({100 * gain[1]:+.1f} to {100 * gain[2]:+.1f})"
-        verdict = "beyond noise" if excludes(gain, 0) else "within noise"
-        lines.append(
-            f"k={best['k']}: top-1 of the model against {best['name']}, the better chain: {points}, {verdict}."
-        )
-    if figures["left_out"]:
+    lines += [_gain(best["k"], f"{best['name']}, the better chain", best["gain"]) for best in figures["best_chain"]]
+    for name, gains in figures["gains"].items():
+        lines += [_gain(k, name, gain) for k, gain in zip(STEPS, gains, strict=True)]
+    if figures.get("left_out"):
         lines.append(f"{figures['left_out']} traces could not be read: {'; '.join(figures['problems'][:3])}")
     return lines
+
+
+def _gain(k: int, name: str, gain: list[float] | None) -> str:
+    """By how much the model's top-1 is above that of another."""
+    if gain is None:
+        return f"k={k}: too few workflows for an interval against {name}."
+    points = f"{100 * gain[0]:+.1f} points ({100 * gain[1]:+.1f} to {100 * gain[2]:+.1f})"
+    verdict = "beyond noise" if excludes(gain, 0) else "within noise"
+    return f"k={k}: top-1 of the model against {name}: {points}, {verdict}."
 
 
 def _row(name: str, each: dict[str, Any]) -> list[str]:

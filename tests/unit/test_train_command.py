@@ -14,7 +14,7 @@ from predictor_actor.base import prefixes_of
 from predictor_actor.checkpoint import load_checkpoint
 from predictor_actor.traces import TraceWriter
 from predictor_actor.train import TrainConfig
-from serving.benchmark.predictor_study import MODEL, Study, StudyError, run_study, split
+from serving.benchmark.predictor_study import ABLATIONS, MODEL, Study, StudyError, run_study, split
 from serving.cli import app
 
 runner = CliRunner()
@@ -90,8 +90,15 @@ class TestStudy:
         assert {trace.workflow for trace in test} == {"0", "1"}
 
     def test_each_ablation_has_its_row(self) -> None:
-        figures = run_study(retry_loops(8), Study(ablations=True, config=TrainConfig(epochs=1)))
-        assert {"without graph", "without path", "without prior", "r-gcn"} <= set(figures["predictors"])
+        figures = run_study(retry_loops(8), Study(ablations=ABLATIONS, config=TrainConfig(epochs=1)))
+        rows = {"without graph", "without path", "without prior", "r-gcn"}
+        assert rows <= set(figures["predictors"])
+        assert set(figures["gains"]) == rows
+        assert figures["parameters"] > 250_000
+
+    def test_an_ablation_that_there_is_not_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="unknown ablation 'smell'"):
+            Study(ablations=("smell",))
 
     def test_three_workflows_are_too_few(self) -> None:
         with pytest.raises(StudyError, match="give at least 4"):

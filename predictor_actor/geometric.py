@@ -1,8 +1,9 @@
-"""PyTorch Geometric's layers, without what they do not need.
+"""PyTorch Geometric's layers, without its data sets.
 
-Importing the package reads all of its data sets too, which bring a language model's tokenizer and more with them, and
-torch's compiler: 340 MB and 8 s, where the layers take 23 MB and under a second. What stands in LATER is therefore read
-when it is first used, if ever (`importlib.util.LazyLoader`); whoever uses it finds it as it is.
+Importing the package reads all of its data sets too, which bring a language model's tokenizer and more with them. They
+are therefore read when they are first used, if ever (`importlib.util.LazyLoader`); whoever uses them finds them as they
+are. Nothing that others import goes this way: a module that is read in the midst of another's import may be asked for
+what it does not have yet.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import LazyLoader
 from types import ModuleType
 
-LATER = frozenset({"torch_geometric.datasets", "torch._dynamo", "numba"})
+LATER = frozenset({"torch_geometric.datasets"})
 
 
 class _LaterFinder(MetaPathFinder):

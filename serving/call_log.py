@@ -10,12 +10,13 @@ from cache_actor.paths import CallPath
 from serving.anchors import AnchorBook
 from serving.calls import Usage
 
-# Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead.
-MAX_EVENTS = 4096
+# Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead. With what
+# follows a report fits a message however long its names are.
+MAX_EVENTS = 1024
 # How much of how many workflows one report tells anew.
-SEEN_WORKFLOWS = 64
+SEEN_WORKFLOWS = 32
 SEEN_CALLS = 24
-ANCHORS_TOLD = 8
+ANCHORS_TOLD = 4
 
 
 class CallLog:

@@ -91,12 +91,16 @@ class Coordination:
     async def run(self) -> None:
         """For ever. Whatever happens to the coordinator, it is tried again."""
         while True:
-            if not self._log.is_behind:
-                await self._wait_for_news()
-            if len(self._applying) >= IN_FLIGHT:
-                await asyncio.wait(self._applying, return_when=asyncio.FIRST_COMPLETED)
-            if not await self._sync():
-                await asyncio.sleep(RETRY_S)
+            try:
+                if not self._log.is_behind:
+                    await self._wait_for_news()
+                if len(self._applying) >= IN_FLIGHT:
+                    await asyncio.wait(self._applying, return_when=asyncio.FIRST_COMPLETED)
+                if await self._sync():
+                    continue
+            except Exception:  # an engine that serves must not stop talking for good
+                logger.exception("forecache: a report to the coordinator failed")
+            await asyncio.sleep(RETRY_S)
 
     async def _wait_for_news(self) -> None:
         try:

@@ -13,6 +13,7 @@ import torch
 
 from predictor_actor.base import Call, Prefix, WorkflowTrace, prefixes_of
 from predictor_actor.graphsage import Calibration, GraphSage
+from predictor_actor.learning import Learning
 from predictor_actor.markov import Markov
 from predictor_actor.model import Forecaster, ModelConfig
 from predictor_actor.train import TrainConfig, train
@@ -22,7 +23,7 @@ BUDGETS = (
     Budget("batch1024_ms", "ms, 1,024 workflows in one batch", 15),
     Budget("batch16_ms", "ms, 16 workflows", 2),
     Budget("train_1000_s", "s, 1,000 traces", 120),
-    Budget("state_bytes_24_agents", "bytes that the online chain keeps of 24 agents", 20 * 1024),
+    Budget("state_bytes_24_agents", "bytes that a replica has learned online of 24 agents", 20 * 1024),
     Budget("rss_mb", "MB resident, with Ray Serve loaded and a batch forecast", 700),
 )
 AGENTS = 24
@@ -67,9 +68,17 @@ def measure(rounds: int, progress: Progress) -> Figures:
         "batch1024_ms": large,
         "batch16_ms": small,
         "train_1000_s": trained.seconds,
-        "state_bytes_24_agents": float(trained.predictor.markov.nbytes()),
+        "state_bytes_24_agents": float(_state_bytes(traces)),
         "rss_mb": _resident_mb(),
     }
+
+
+def _state_bytes(traces: Sequence[WorkflowTrace]) -> int:
+    """What a replica has learned online: the chain that serves, and the one that candidates are judged by."""
+    learning = Learning()
+    learning.replay(traces)
+    learned: int = learning.status()["state_bytes"]
+    return learned
 
 
 def resident_mb() -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cache_actor.cluster import Cluster
-from cache_actor.messages import EngineReport, RequestIdentity, SyncReport
-from serving.call_log import MAX_EVENTS, SEEN_WORKFLOWS, CallLog
+from cache_actor.messages import MAX_MESSAGE_BYTES, EngineReport, RequestIdentity, SyncReport, encode
+from serving.call_log import MAX_EVENTS, SEEN_CALLS, SEEN_WORKFLOWS, CallLog
 from serving.calls import Usage
 
 
@@ -72,6 +72,20 @@ class TestReports:
         report = log.report(0, 0)
         assert len(report.events) <= MAX_EVENTS
         assert len(report.seen) <= 10
+
+
+class TestSize:
+    def test_a_report_fits_a_message_however_long_names_are(self) -> None:
+        log = CallLog("e" * 40, 7, 1000)
+        long = "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 64  # what an id may have at most, in bytes
+        for workflow in range(SEEN_WORKFLOWS + 5):
+            for call in range(SEEN_CALLS):
+                log.began(who(f"{long}{workflow}", f"{long}{call}"), 1.0, range(9000))
+        log.report(0, 0)
+        log.tell_all()
+        for number in range(MAX_EVENTS):
+            log.began(who(f"{long}{number % 9}", f"{long}{number % 9}"), 1.0, range(9000))
+        assert len(encode(log.report(0, 0))) < MAX_MESSAGE_BYTES
 
 
 class TestLoss:

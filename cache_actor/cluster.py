@@ -15,6 +15,8 @@ ENDED_KEPT = 2000
 TRACES_WAITING = 1000
 CALLS_WAITING = 8192
 ENGINES_KEPT = 4096
+# How long an engine counts as under pressure after the last eviction of something alive, in seconds.
+PRESSURE_S = 60.0
 ANCHORS_KEPT = 256
 AGENTS_KEPT = 512
 # Of the engines' own counters, what is summed over all of them, in tokens.
@@ -68,6 +70,9 @@ class Cluster:
         engine.plan = max(engine.plan, report.applied_plan)
         engine.last_heard = now
         engine.running, engine.waiting = report.running, report.waiting
+        if report.pressure > engine.pressure:
+            engine.pressed_until = now + PRESSURE_S
+        engine.pressure = report.pressure
         for seen in report.seen:
             self._see(engine, seen, now)
         for event in report.events:

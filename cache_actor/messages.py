@@ -39,6 +39,7 @@ class Beat:
     Counters only grow, so two beats tell what moved between them. `forward_tokens` is the size of the forward that
     is about to start (0 between forwards): the reason why no further beat may come for a while. `at` is when it was
     sent, in seconds of the machine's monotonic clock, so that a receiver that reads late does not take it for news.
+    `pressure` counts tokens that were evicted though nobody could say that they were over.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Beat:
     running: int
     waiting: int
     at: float
+    pressure: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +234,7 @@ class SyncReport:
     anchors: those of agents that were found, or found to be of another length.
     warmed: agents whose warm-ups are over, and whether they were done.
     running, waiting: calls.
+    pressure: as `Beat` has it.
     """
 
     engine: str
@@ -246,6 +249,7 @@ class SyncReport:
     warmed: dict[str, bool]
     running: int
     waiting: int
+    pressure: int = 0
 
 
 @dataclass(frozen=True, slots=True)

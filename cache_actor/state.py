@@ -47,6 +47,7 @@ class EngineState:
         orders: prefetches without a receipt, by number: workflow, agent, tokens and time (seconds since 1970).
         planned_at, renewed_at: when it was last given a plan, and when its tables were last renewed.
         agents: those that have called here, or whose anchors were warmed, by when; `warming` those under way.
+        pressure: as it last reported it; until `pressed_until` it counts as under pressure.
         generation: another number whenever it may not hold what it was told before.
     """
 
@@ -67,5 +68,7 @@ class EngineState:
     renewed_at: float = 0.0
     agents: OrderedDict[str, float] = field(default_factory=OrderedDict)
     warming: dict[str, float] = field(default_factory=dict)
+    pressure: int = 0
+    pressed_until: float = 0.0
     generation: int = 0
     tell_all: bool = False

@@ -9,6 +9,7 @@ from cache_actor.messages import Anchor, CallEvent, EngineReport, RequestIdentit
 from cache_actor.paths import CallPath
 from serving.anchors import AnchorBook
 from serving.calls import Usage
+from serving.health import Load
 
 # Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead. With what
 # follows a report fits a message however long its names are.
@@ -98,7 +99,7 @@ class CallLog:
         self._untold = dict.fromkeys(self._paths)
         self._anchors.tell_all()
 
-    def report(self, running: int, waiting: int) -> SyncReport:
+    def report(self, load: Load) -> SyncReport:
         """The next report; what is in it is told."""
         self._number += 1
         seen = [self._seen(workflow) for workflow in list(self._untold)[:SEEN_WORKFLOWS]]
@@ -115,8 +116,9 @@ class CallLog:
             self._cache,
             [Anchor(agent, ids) for agent, ids in self._anchors.untold(ANCHORS_TOLD)],
             self._warmed,
-            running,
-            waiting,
+            load.running,
+            load.waiting,
+            load.pressure,
         )
         self._events, self._ended, self._cache, self._warmed = [], {}, [], {}
         return report

@@ -16,6 +16,7 @@ from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.messages import Anchor, EnginePlan, RequestIdentity, SyncAnswer, decode, encode
 from serving.call_log import CallLog
 from serving.calls import Usage
+from serving.health import Load
 from serving.plan_sender import PlanSender
 
 logger = logging.getLogger("forecache")
@@ -39,7 +40,7 @@ class Coordination:
         handle: of the coordinator's deployment.
         log: what to tell.
         plans: the way to the engine's scheduler.
-        load: calls that run and that wait, now.
+        load: of the engine, now.
         warm: has the engine compute token ids that nobody has asked for; whether it did.
 
     Attributes:
@@ -52,7 +53,7 @@ class Coordination:
         handle: Any,
         log: CallLog,
         plans: PlanSender,
-        load: Callable[[], tuple[int, int]],
+        load: Callable[[], Load],
         warm: Callable[[list[int]], Awaitable[bool]],
     ) -> None:
         self.counts: Counter[str] = Counter()
@@ -117,7 +118,7 @@ class Coordination:
             self._later.cancel()
             self._later = None
         self._next = time.monotonic() + self._config.period_s
-        report = self._log.report(*self._load())
+        report = self._log.report(self._load())
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
                 answer = decode(await self._handle.sync.remote(encode(report)))

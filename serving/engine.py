@@ -188,7 +188,7 @@ class EngineReplica:
 
     async def _warm_up(self, ids: list[int]) -> bool:
         """Computes an anchor, if nobody waits for the engine."""
-        if self._health.load()[1]:
+        if self._health.load().waiting:
             return False
         await self._api.warm_up(ids, f"warm-up-{secrets.token_hex(8)}")
         return True

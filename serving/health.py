@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache_actor.messages import Beat
 from serving.config import HealthConfig
@@ -13,6 +14,14 @@ class _Rank:
     beat: Beat
     at: float
     moved: float  # when it last was seen to start a forward, or to have nothing to do
+
+
+class Load(NamedTuple):
+    """Calls that run and that wait, and the pressure on the cache as `Beat` has it."""
+
+    running: int = 0
+    waiting: int = 0
+    pressure: int = 0
 
 
 class EngineHealth:
@@ -73,10 +82,10 @@ class EngineHealth:
                 )
         return None
 
-    def load(self) -> tuple[int, int]:
-        """Calls running and waiting in the scheduler of rank 0."""
-        newest = self.snapshot()
-        return newest["running"], newest["waiting"]
+    def load(self) -> Load:
+        """Of the scheduler of rank 0."""
+        beat = next((rank.beat for rank in self._ranks.values() if rank.beat.rank == 0), None)
+        return Load() if beat is None else Load(beat.running, beat.waiting, beat.pressure)
 
     def snapshot(self) -> dict[str, int]:
         """The newest figures of rank 0: calls running and waiting in the scheduler, forwards so far."""

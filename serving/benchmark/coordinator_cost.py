@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -16,6 +17,7 @@ from cache_actor.messages import EngineReport, RequestIdentity, SyncAnswer, deco
 from serving.benchmark.budgets import Budget, Figures
 from serving.call_log import CallLog
 from serving.calls import Usage
+from serving.health import Load
 
 BUDGETS = (
     Budget("sync_p50_ms", "ms, an engine's report and its answer, median", 50),
@@ -33,7 +35,7 @@ Progress = Callable[[float, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class Run:
     """So many engines report every PERIOD_S with EVENTS events, for so long."""
 
     engines: int = 64
@@ -50,13 +52,13 @@ class MadeUpEngine:
         self._name = name
         self._number = 0
         self._living: list[tuple[str, int]] = []
-        self._due = 0
+        self._pressure = itertools.count(1)
 
     def report(self) -> bytes:
         """The next report: calls begin and end, and now and then a workflow ends and another comes."""
         for _ in range(EVENTS // 2):
             self._call()
-        return encode(self._log.report(running=8, waiting=0))
+        return encode(self._log.report(Load(8, 0, next(self._pressure))))
 
     def hear(self, answer: SyncAnswer) -> None:
         """Does what a replica does with the answer; the scheduler takes every plan."""
@@ -87,7 +89,7 @@ class MadeUpEngine:
             self._living[place] = workflow, rng.choices(self._followers[agent], (6, 3, 1))[0]
 
 
-def measure(load: Load, progress: Progress) -> Figures:
+def measure(run: Run, progress: Progress) -> Figures:
     """All figures, in the order of BUDGETS. Starts a Ray runtime of its own, and ends it."""
     import ray
     from ray import serve
@@ -102,25 +104,25 @@ def measure(load: Load, progress: Progress) -> Figures:
         application = coordinator_of(config)
         assert application is not None
         handle = serve.run(application, name="coordinator", route_prefix=None, logging_config={"log_level": "ERROR"})
-        return asyncio.run(_drive(handle, load, progress))
+        return asyncio.run(_drive(handle, run, progress))
     finally:
         serve.shutdown()
         ray.shutdown()
 
 
-async def _drive(handle: object, load: Load, progress: Progress) -> Figures:
+async def _drive(handle: object, run: Run, progress: Progress) -> Figures:
     rng = random.Random(1)
     followers = [[rng.randrange(AGENTS) for _ in range(3)] for _ in range(AGENTS)]
-    engines = [MadeUpEngine(f"engine-{number}", random.Random(number), followers) for number in range(load.engines)]
+    engines = [MadeUpEngine(f"engine-{number}", random.Random(number), followers) for number in range(run.engines)]
     process = psutil.Process(await handle.process.remote())  # type: ignore[attr-defined]
     latencies: list[float] = []
     sizes: list[float] = []
     begin = time.monotonic()
     # Each engine makes its workflows known first; that is a restart, and not what is measured.
     warm_s = WORKFLOWS_PER_ENGINE / (EVENTS / 2) * PERIOD_S
-    end = begin + warm_s + load.seconds
+    end = begin + warm_s + run.seconds
 
-    async def run(engine: MadeUpEngine, offset: float) -> None:
+    async def report(engine: MadeUpEngine, offset: float) -> None:
         due = begin + offset
         while due < end:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
@@ -141,15 +143,15 @@ async def _drive(handle: object, load: Load, progress: Progress) -> Figures:
 
     watching = asyncio.create_task(watch())
     try:
-        await asyncio.gather(*[run(engine, rng.uniform(0, PERIOD_S)) for engine in engines])
+        await asyncio.gather(*[report(engine, rng.uniform(0, PERIOD_S)) for engine in engines])
     finally:
         watching.cancel()
     latencies.sort()
-    after_a_fifth = sizes[int(len(sizes) * (warm_s + 0.2 * load.seconds) / (warm_s + load.seconds))]
+    after_a_fifth = sizes[int(len(sizes) * (warm_s + 0.2 * run.seconds) / (warm_s + run.seconds))]
     return {
         "sync_p50_ms": 1e3 * statistics.median(latencies),
         "sync_p99_ms": 1e3 * latencies[int(0.99 * len(latencies))],
         "rss_mb": max(sizes),
         "rss_growth_ratio": statistics.median(sizes[-5:]) / after_a_fifth,
-        "reports_per_s": len(latencies) / load.seconds,
+        "reports_per_s": len(latencies) / run.seconds,
     }

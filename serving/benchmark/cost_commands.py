@@ -162,7 +162,7 @@ def coordinator_cost(
             def told(share: float, text: str) -> None:
                 bar.update(task, completed=share, description=text)
 
-            figures = cost.measure(cost.Load(engines, duration), told)
+            figures = cost.measure(cost.Run(engines, duration), told)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     _beside(cost.BUDGETS, figures, check, as_json)

@@ -237,6 +237,11 @@ class ForecacheCache(UnifiedRadixCache):
         """Whether there is a host tier."""
         return self.cache_controller is not None
 
+    @property
+    def pressure(self) -> int:
+        """Tokens that were evicted though they were not retired, on either tier."""
+        return self.victims.pressure
+
     def free_tokens(self) -> int:
         return int(self.token_to_kv_pool_allocator.available_size())
 
@@ -309,7 +314,7 @@ class ForecacheCache(UnifiedRadixCache):
 
     def show_call(self, req: Any, identity: RequestIdentity | None) -> None:
         """A call begins: the shadows see it, too."""
-        if not isinstance(self.policy, Reuse) or not self.policy.guard or not self.victims.under_pressure:
+        if not isinstance(self.policy, Reuse) or not self.policy.guard or not self.victims.pressure:
             return
         begin = time.perf_counter_ns()
         if self.shadows is None:

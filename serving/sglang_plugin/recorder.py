@@ -105,6 +105,7 @@ class Recorder:
                 running=len(scheduler.running_batch.reqs),
                 waiting=len(scheduler.waiting_queue),
                 at=now,
+                pressure=getattr(getattr(scheduler, "tree_cache", None), "pressure", 0),
             )
         )
 

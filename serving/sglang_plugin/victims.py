@@ -22,7 +22,7 @@ class Victims:
     """The victim queues of a cache.
 
     wanted: tokens that the eviction under way is to bring.
-    under_pressure: whether anything has left that was not retired. Until then all policies do the same.
+    pressure: tokens that have left though they were not retired. Until there are any all policies do the same.
 
     Args:
         tiers: whose order is the policy's; the others go by recency.
@@ -31,7 +31,7 @@ class Victims:
     def __init__(self, cache: ForecacheCache, tiers: Iterable[str]) -> None:
         self.queues: dict[str, VictimQueue] = {}
         self.wanted = 0
-        self.under_pressure = False
+        self.pressure = 0
         self._cache = cache
         self._tiers = frozenset(tiers)
 
@@ -69,7 +69,8 @@ class Victims:
         reason = "retired" if cache.ledger.is_retired(entry) else "low_value" if entry.tables else "recency"
         cache.counters[f"evicted_{tier}_{reason}"] += len(victim.key)
         cache.losses.lost(entry, tier, reason, len(victim.key))
-        self.under_pressure = self.under_pressure or reason != "retired"
+        if reason != "retired":
+            self.pressure += len(victim.key)
         if tier == "device":
             cache.prefetcher.lost(victim)
             if cache.prefetcher.at_work and reason != "retired":

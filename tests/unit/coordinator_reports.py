@@ -14,10 +14,12 @@ from predictor_actor.base import HORIZON, Forecasts, Prefix
 
 @dataclass(slots=True)
 class MadeUpEngine:
-    """Numbers its reports."""
+    """Numbers its reports. It is under pressure, unless it is `calm`."""
 
     id: str = "e"
     epoch: int = 1
+    calm: bool = False
+    evicted: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def report(
@@ -43,6 +45,7 @@ class MadeUpEngine:
             warmed=dict(warmed or {}),
             running=0,
             waiting=0,
+            pressure=0 if self.calm else next(self.evicted),
         )
 
 

@@ -6,6 +6,7 @@ from cache_actor.cluster import Cluster
 from cache_actor.messages import MAX_MESSAGE_BYTES, EngineReport, RequestIdentity, SyncReport, encode
 from serving.call_log import MAX_EVENTS, SEEN_CALLS, SEEN_WORKFLOWS, CallLog
 from serving.calls import Usage
+from serving.health import Load
 
 
 def who(workflow: str, agent: str = "coder") -> RequestIdentity:
@@ -28,7 +29,7 @@ class TestReports:
         log = CallLog("e", 7, 100)
         played(log, 2)
         log.end("w0", "final")
-        first, second = log.report(1, 2), log.report(0, 0)
+        first, second = log.report(Load(1, 2)), log.report(Load())
         assert (first.engine, first.epoch, first.number, first.running, first.waiting) == ("e", 7, 1, 1, 2)
         assert len(first.events) == 12
         assert first.ended == {"w0": "final"}
@@ -39,19 +40,19 @@ class TestReports:
         log = CallLog("e", 7, 100)
         log.answered(EngineReport(5, True, "", [], {}, {}, {}, []))
         log.answered(EngineReport(9, False, "too old", [], {}, {}, {}, []))
-        report = log.report(0, 0)
+        report = log.report(Load())
         assert report.applied_plan == 5
         assert [one.plan for one in report.cache] == [5, 9]
 
     def test_all_that_lives_is_told_in_parts(self) -> None:
         log = CallLog("e", 7, 1000)
         played(log, 2 * SEEN_WORKFLOWS + 5)
-        log.report(0, 0)
+        log.report(Load())
         log.tell_all()
         told: list[str] = []
         reports = 0
         while log.is_behind:
-            report = log.report(0, 0)
+            report = log.report(Load())
             assert len(report.seen) <= SEEN_WORKFLOWS
             told += [one.workflow for one in report.seen]
             reports += 1
@@ -63,13 +64,13 @@ class TestReports:
         played(log, 3)
         log.tell_all()
         log.end("w1", "idle")
-        assert {one.workflow for one in log.report(0, 0).seen} == {"w0", "w2"}
+        assert {one.workflow for one in log.report(Load()).seen} == {"w0", "w2"}
 
     def test_it_is_bounded(self) -> None:
         log = CallLog("e", 7, 10)
         for number in range(MAX_EVENTS + 100):
             log.began(who(f"w{number}"), 1.0, ())
-        report = log.report(0, 0)
+        report = log.report(Load())
         assert len(report.events) <= MAX_EVENTS
         assert len(report.seen) <= 10
 
@@ -81,11 +82,11 @@ class TestSize:
         for workflow in range(SEEN_WORKFLOWS + 5):
             for call in range(SEEN_CALLS):
                 log.began(who(f"{long}{workflow}", f"{long}{call}"), 1.0, range(9000))
-        log.report(0, 0)
+        log.report(Load())
         log.tell_all()
         for number in range(MAX_EVENTS):
             log.began(who(f"{long}{number % 9}", f"{long}{number % 9}"), 1.0, range(9000))
-        assert len(encode(log.report(0, 0))) < MAX_MESSAGE_BYTES
+        assert len(encode(log.report(Load()))) < MAX_MESSAGE_BYTES
 
 
 class TestLoss:
@@ -100,19 +101,19 @@ class TestLoss:
     def test_a_new_coordinator_knows_after_a_lost_report_what_the_old_one_would(self) -> None:
         log = CallLog("e", 7, 100)
         played(log, 5)
-        before = log.report(0, 0)
+        before = log.report(Load())
         old = self.heard(before)
         log.lost(before)
-        new = self.heard(log.report(0, 0))
+        new = self.heard(log.report(Load()))
         assert paths(new) == paths(old)
 
     def test_a_coordinator_that_did_hear_it_counts_nothing_twice(self) -> None:
         log = CallLog("e", 7, 100)
         played(log, 5)
-        cluster = self.heard(report := log.report(0, 0))
+        cluster = self.heard(report := log.report(Load()))
         before = paths(cluster)
         log.lost(report)
-        engine = cluster.hear(log.report(0, 0), 201.0)
+        engine = cluster.hear(log.report(Load()), 201.0)
         assert paths(cluster) == before
         assert engine.tell_all
         assert cluster.counts["reports_missed"] == 1
@@ -123,8 +124,8 @@ class TestLoss:
         played(log, 2)
         log.end("w0", "final")
         log.answered(EngineReport(5, True, "", [], {}, {}, {}, []))
-        log.lost(log.report(0, 0))
-        again = log.report(0, 0)
+        log.lost(log.report(Load()))
+        again = log.report(Load())
         assert again.ended == {"w0": "final"}
         assert [one.plan for one in again.cache] == [5]
 
@@ -132,9 +133,9 @@ class TestLoss:
         log = CallLog("e", 7, 100)
         played(log, 1)
         log.end("w0", "idle")
-        report = log.report(0, 0)
+        report = log.report(Load())
         log.began(who("w0"), 300.0, ())
         log.lost(report)
-        again = log.report(0, 0)
+        again = log.report(Load())
         assert again.ended == {}
         assert [one.workflow for one in again.seen] == ["w0"]

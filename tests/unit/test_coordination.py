@@ -24,6 +24,7 @@ from serving import coordination
 from serving.call_log import CallLog
 from serving.calls import Usage
 from serving.coordination import MIDDLE_PRIORITY, Coordination
+from serving.health import Load
 
 EPOCH = 7
 WHO = RequestIdentity("w", "coder")
@@ -78,7 +79,7 @@ class Desk:
         self.warm_error: Exception | None = None
         config = CoordinatorConfig(heartbeat_s=0.05, coalesce_s=0.001, period_s=0.002, over_s=0.01)
         self.log = CallLog("e", EPOCH, 100)
-        self.talk = Coordination(config, self.coordinator, self.log, self.scheduler, lambda: (1, 2), self.warm)  # type: ignore[arg-type]
+        self.talk = Coordination(config, self.coordinator, self.log, self.scheduler, lambda: Load(1, 2), self.warm)  # type: ignore[arg-type]
         self.task = asyncio.create_task(self.talk.run())
 
     async def warm(self, ids: list[int]) -> bool:
@@ -118,7 +119,7 @@ class TestTalk:
     async def test_a_burst_of_calls_is_a_few_reports(self, desk: Desk) -> None:
         desk.task.cancel()
         config = CoordinatorConfig(heartbeat_s=5, plan_ttl_s=20, coalesce_s=0.001, period_s=0.2, over_s=0.4)
-        talk = Coordination(config, desk.coordinator, desk.log, desk.scheduler, lambda: (0, 0), desk.warm)  # type: ignore[arg-type]
+        talk = Coordination(config, desk.coordinator, desk.log, desk.scheduler, Load, desk.warm)  # type: ignore[arg-type]
         desk.task = asyncio.create_task(talk.run())
         for number in range(50):
             talk.began(RequestIdentity(f"w{number}", "coder"), [1])

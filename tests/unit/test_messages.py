@@ -94,7 +94,7 @@ SEEN = st.builds(
     WorkflowSeen, SHORT, st.none() | SHORT, st.lists(SHORT, max_size=3), st.lists(FLOATS, max_size=6), COUNTS, COUNTS
 )
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
-    Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS),
+    Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS, COUNTS),
     CallsStarted: st.builds(CallsStarted, st.lists(CALLS, max_size=4)),
     EnginePlan: PLANS,
     EngineReport: REPORTS,
@@ -110,6 +110,7 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         st.lists(REPORTS, max_size=2),
         st.lists(ANCHORS, max_size=2),
         st.dictionaries(SHORT, st.booleans(), max_size=2),
+        COUNTS,
         COUNTS,
         COUNTS,
     ),
@@ -129,7 +130,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-BEAT = ["beat", 0, 1, 2, 3, 4, 5, 6.0]
+BEAT = ["beat", 0, 1, 2, 3, 4, 5, 6.0, 7]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
 STARTED: list[Any] = ["calls_started", [CALL]]
@@ -155,6 +156,7 @@ SYNC: list[Any] = [
     {"b": True},
     2,
     1,
+    9,
 ]
 SYNC_ANSWER: list[Any] = ["sync_answer", 3, False, PLAN[1:]]
 ENDED: list[Any] = ["ended", ["w", "v"]]
@@ -184,7 +186,7 @@ EXAMPLE_REPORT = EngineReport(
     evictions=[Eviction("w", "device", "retired", 64)],
 )
 EXAMPLES: list[tuple[list[Any], Message]] = [
-    (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0)),
+    (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0, 7)),
     (STARTED, CallsStarted([CallStarted("rid", 7, RequestIdentity("w", "a", source="header"))])),
     (PLAN, EXAMPLE_PLAN),
     (REPORT, EXAMPLE_REPORT),
@@ -203,6 +205,7 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
             warmed={"b": True},
             running=2,
             waiting=1,
+            pressure=9,
         ),
     ),
     (SYNC_ANSWER, SyncAnswer(3, False, EXAMPLE_PLAN)),

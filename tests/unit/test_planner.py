@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
 
-from cache_actor.cluster import Cluster
+from cache_actor.cluster import PRESSURE_S, Cluster
 from cache_actor.decisions import in_words
 from cache_actor.forecast import compiled
 from cache_actor.messages import EnginePlan, Receipt
@@ -106,6 +106,30 @@ class TestPlan:
         plan = desk.hear()
         assert plan is not None
         assert "w" in plan.tables
+
+
+class TestPressure:
+    def test_an_engine_that_evicts_nothing_alive_is_told_when_it_does(self) -> None:
+        desk = Desk()
+        desk.engine.calm = True
+        for plan in (desk.hear(began("w"), began("v")), desk.hear(over("v"), ended={"v": "final"})):
+            assert plan is None or not plan.tables
+        desk.engine.calm = False
+        plan = desk.hear()
+        assert plan is not None
+        assert set(plan.tables) == {"w"}
+
+    def test_pressure_lasts_for_a_while(self) -> None:
+        desk = Desk()
+        desk.hear(began("w"))
+        desk.engine.calm = True
+        desk.now += PRESSURE_S / 2
+        plan = desk.hear(began("v"))
+        assert plan is not None
+        assert "v" in plan.tables
+        desk.now += PRESSURE_S
+        later = desk.hear(began("u"))
+        assert later is None or not later.tables
 
 
 class TestPrefetch:

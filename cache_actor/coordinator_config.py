@@ -30,10 +30,7 @@ class CoordinatorConfig(BaseModel):
         0.005, ge=0, le=1, description="How long an engine gathers events before it reports them, in seconds."
     )
     period_s: float = Field(
-        0.05,
-        ge=0,
-        le=1,
-        description="An engine reports no oftener than this, in seconds; after a pause, at once.",
+        0.2, ge=0, le=1, description="An engine reports no oftener than this, in seconds; after a pause, at once."
     )
     over_s: float = Field(
         0.25, ge=0, le=1, description="Calls that are over are reported with other news, or after so long, in seconds."

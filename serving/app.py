@@ -24,6 +24,8 @@ INGRESS = "Ingress"
 COORDINATOR = "CacheCoordinator"
 PREDICTOR = "Predictor"
 _HEALTH_CHECK_TIMEOUT_S = 30
+# Engines report several times a second: that is not worth a line each.
+_QUIET = {"enable_access_log": False}
 # Each has one report under way at a time.
 _MOST_ENGINES = 4096
 
@@ -57,6 +59,7 @@ def coordinator_of(config: AppConfig) -> serve.Application | None:
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=1.0,
+        logging_config=_QUIET,
     )
     return coordinator.bind(config.coordinator, predictor_deployment(config), config.identity.idle_timeout_s)
 
@@ -84,6 +87,7 @@ def predictor_deployment(config: AppConfig) -> serve.Application | None:
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=config.health.check_period_s,
         graceful_shutdown_timeout_s=config.deployment.graceful_shutdown_timeout_s,
+        logging_config=_QUIET,
     )
     return deployment.bind(settings)
 

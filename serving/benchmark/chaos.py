@@ -24,6 +24,7 @@ VICTIMS = {
     "engine": ":EngineReplica",
     "scheduler": "sglang::scheduler",
 }
+ENGINES = ("engine", "scheduler")
 PERIODS_S = (15.0, 40.0)
 RECOVERY_LIMIT_S = 180.0
 CALL_LIMIT_S = 120.0
@@ -153,25 +154,30 @@ class Chaos:
             await _until(time.monotonic() + pause, until, seconds, progress, "load")
             name = names[number % len(names)]
             process = self._random.choice(_processes(VICTIMS[name]))
+            before = await _plans(http) or {}
             os.kill(process.pid, signal.SIGKILL)
             self.counts[f"killed_{name}"] += 1
             killed = time.monotonic()
             progress(_share(until, seconds), f"killed a {name}")
-            if await self._recovered(http, engines, process, killed):
+            lost = set(before) if name in ENGINES else set()
+            if await self._recovered(http, engines, lost, process, killed):
                 self._recovery[name].append(time.monotonic() - killed)
             else:
                 self.counts["not_recovered"] += 1
                 self.errors.append(f"not well within {RECOVERY_LIMIT_S:g} s after a {name} was killed")
 
-    async def _recovered(self, http: httpx.AsyncClient, engines: int, killed: psutil.Process, since: float) -> bool:
-        """Whether all engines report to a coordinator that forecasts and plans, within the limit."""
+    async def _recovered(
+        self, http: httpx.AsyncClient, engines: int, lost: set[str], killed: psutil.Process, since: float
+    ) -> bool:
+        """Whether so many engines, not all of them those that were there when one was `lost`, report to a coordinator
+        that forecasts and plans, within the limit."""
         before: dict[str, int] | None = None
         while time.monotonic() < since + RECOVERY_LIMIT_S:
             await asyncio.sleep(0.2)
             if killed.is_running() and killed.status() != psutil.STATUS_ZOMBIE:
                 continue
             now = await _plans(http)
-            if now is None or len(now) != engines:
+            if now is None or len(now) != engines or now.keys() == lost:
                 before = None
             elif before is None or before.keys() != now.keys():
                 before = now

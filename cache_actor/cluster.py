@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable
 
 from cache_actor.accuracy import Accuracy
 from cache_actor.forecast import Forecast
 from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
-from cache_actor.paths import CallPath, Ending
+from cache_actor.paths import CallPath
 from cache_actor.state import EngineState, WorkflowState
-from predictor_actor.base import Prefix, WorkflowTrace
+from predictor_actor.base import Ending, Prefix, WorkflowTrace
 
 ENDED_KEPT = 2000
 TRACES_WAITING = 1000
@@ -49,6 +50,7 @@ class Cluster:
         self.counts: Counter[str] = Counter()
         self._begun: deque[Prefix] = deque(maxlen=CALLS_WAITING)
         self._traces: deque[WorkflowTrace] = deque(maxlen=TRACES_WAITING)
+        self._gone: list[str] = []
         self._max_workflows = max_workflows
         self._generations = 0
 
@@ -71,6 +73,8 @@ class Cluster:
         engine.last_heard = now
         engine.running, engine.waiting = report.running, report.waiting
         if report.pressure > engine.pressure:
+            if now >= engine.pressed_until:
+                engine.news.update(engine.workflows)
             engine.pressed_until = now + PRESSURE_S
         engine.pressure = report.pressure
         for seen in report.seen:
@@ -125,6 +129,15 @@ class Cluster:
         traces = [self._traces.popleft() for _ in range(min(len(self._traces), most))]
         return begun, [self.workflows[workflow].path.prefix(workflow) for workflow in asked], traces
 
+    def take_gone(self) -> list[str]:
+        """The workflows that have ended, or were forgotten, since this was asked last."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def ask_again(self, prefixes: Iterable[Prefix]) -> None:
+        """No forecast came for these; those that live still want one."""
+        self.asked.update((one.workflow, None) for one in prefixes if one.workflow in self.workflows)
+
     @property
     def has_moved(self) -> bool:
         return bool(self._begun or self.asked or self._traces)
@@ -147,6 +160,7 @@ class Cluster:
     def _see(self, engine: EngineState, seen: WorkflowSeen, now: float) -> None:
         state = self.workflows.get(seen.workflow)
         if state is not None and state.path.length >= seen.length:
+            state.path.settle(seen.running)
             self._place(state, engine, now)
             engine.news[state.id] = None
             return
@@ -211,6 +225,7 @@ class Cluster:
         self.asked.pop(workflow, None)
         if state is None:
             return
+        self._gone.append(workflow)
         self.counts[f"ended_{how}"] += 1
         if how != "open":
             self.accuracy.ended(list(state.expected))
@@ -278,12 +293,12 @@ class Cluster:
     def _lose(self, engine: EngineState) -> None:
         """The engine is gone, and what it held with it."""
         self.counts["engines_lost"] += 1
-        for workflow in engine.workflows:
-            state = self.workflows.get(workflow)
-            if state is not None:
-                state.engines.discard(engine.id)
-                state.residency.pop(engine.id, None)
+        for state in self.workflows.values():  # any of them may have been there before
+            state.engines.discard(engine.id)
+            state.residency.pop(engine.id, None)
+            if state.engine == engine.id:
                 state.engine = ""
+                state.path.settle(running=0)
 
 
 _WHY = {

@@ -17,12 +17,13 @@ from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.forecast import compiled
 from cache_actor.messages import MAX_MESSAGE_BYTES, SyncAnswer, SyncReport, decode, encode
 from cache_actor.metrics import CoordinatorMetrics
-from cache_actor.planner import MODES, Planner, PlannerConfig
+from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
 from cache_actor.runtime_policies import make_runtime_policies
 from cache_actor.status import engine_status, why
 from predictor_actor.base import Prefix
 from predictor_actor.requests import Request, decode_answer, encode_request
+from serving.logs import log_through_serve
 
 logger = logging.getLogger("forecache")
 
@@ -43,6 +44,7 @@ class CacheCoordinator:
     """
 
     def __init__(self, config: CoordinatorConfig, predictor: Any = None, idle_timeout_s: float = 900.0) -> None:
+        log_through_serve()
         self._config = config
         self._predictor = predictor
         self._idle_s = 2 * idle_timeout_s
@@ -71,7 +73,7 @@ class CacheCoordinator:
         if not isinstance(report, SyncReport):
             raise MessageError(f"a SyncReport was expected, not {type(report).__name__}")
         engine = self._cluster.hear(report, time.time())
-        self._runtime.observe(report.events, list(report.ended), engine)
+        self._runtime.observe(report.events, self._cluster.take_gone(), engine)
         if self._cluster.has_moved:
             self._moved.set()
             await self._wait_for_forecast(begin)
@@ -91,6 +93,7 @@ class CacheCoordinator:
         return {
             "mode": self._planner.mode,
             "since": round(self._started, 3),
+            "pid": os.getpid(),
             "workflows": len(cluster.workflows),
             "engines": [engine_status(engine, now) for engine in cluster.engines.values()],
             "predictor": await self._predictor_status(),
@@ -115,16 +118,9 @@ class CacheCoordinator:
         Raises:
             ValueError: there is no such mode.
         """
-        for known in MODES:
-            if known == mode:
-                self._planner.switch(known)
-                logger.warning("forecache: the coordinator is switched to %s", mode)
-                return mode
-        raise ValueError(f"mode cannot be {mode!r}; choose from {', '.join(MODES)}")
-
-    async def process(self) -> int:
-        """The id of its process, for who measures it."""
-        return os.getpid()
+        self._planner.switch(mode)
+        logger.warning("forecache: the coordinator is switched to %s", mode)
+        return mode
 
     async def check_health(self) -> None:
         for task in self._tasks:
@@ -168,6 +164,8 @@ class CacheCoordinator:
             self._predictor_error = f"{type(error).__name__}: {str(error)[:200]}"
             logger.warning("forecache: no forecasts (%s)", self._predictor_error)
             self._predictor_rests_until = time.monotonic() + PREDICTOR_PAUSE_S
+            if not isinstance(error, ValueError):  # what cannot be asked or read would not be the next time
+                self._cluster.ask_again((*request.begun, *request.asked))
             return
         self._predictor_error = ""
         self._metrics.forecast(time.monotonic() - begin, len(lengths))

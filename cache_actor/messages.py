@@ -16,7 +16,8 @@ import msgpack
 from cache_actor.codec import MessageError, build, fields_of
 
 VERSION = 2
-MAX_MESSAGE_BYTES = 1 << 20
+# The largest report, with names of the longest ids everywhere, is somewhat smaller.
+MAX_MESSAGE_BYTES = 1 << 23
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +147,7 @@ class EngineReport:
     """What an engine says of its cache when it is told a plan: what is new since the last report, and how things stand.
 
     receipts, evictions: since the last report.
+    applied: the highest number of a plan that was applied, whoever sent it.
     residency: of the workflows that the plan has tables or orders for, tokens on the device and on the host alone.
     counters, pools: in tokens, but for those that say otherwise.
     """
@@ -158,6 +160,7 @@ class EngineReport:
     pools: dict[str, int]
     residency: dict[str, list[int]]
     evictions: list[Eviction]
+    applied: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from array import array
-from typing import Literal
 
 import numpy as np
 
-from predictor_actor.base import PATH_LIMIT, Call, Prefix, WorkflowTrace
-
-Ending = Literal["final", "deleted", "idle", "open"]
+from predictor_actor.base import PATH_LIMIT, Call, Ending, Prefix, WorkflowTrace
 
 # A longer path loses its older half; forecasts look back much less, and traces of what runs for ever teach little more.
 MAX_CALLS = 512
@@ -52,7 +49,7 @@ class CallPath:
         times = np.array(numbers, np.float64).reshape(-1, _FIELDS)
         times[:, 2:] -= path.started_at
         path._numbers = array("f", times.astype(np.float32).reshape(-1).tolist())
-        path._open = list(range(len(agents) - running, len(agents)))
+        path.settle(running)
         return path
 
     @property
@@ -82,6 +79,10 @@ class CallPath:
         self._numbers[row + 1] = output_tokens
         self._numbers[row + 3] = at - self.started_at
         return True
+
+    def settle(self, running: int) -> None:
+        """Of its calls only the latest so many still run: what became of the others was never told."""
+        self._open = list(range(max(0, len(self.agents) - running), len(self.agents)))
 
     def prefix(self, workflow: str) -> Prefix:
         """What a forecast is asked for with."""

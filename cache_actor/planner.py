@@ -51,7 +51,6 @@ class Planner:
         self._runtime = runtime
         self._config = config
         self._orders = itertools.count(config.first_order)
-        self._holding: set[tuple[str, int]] = set()  # engines, with their epochs, that hold tables of ours
 
     def plan(self, engine: EngineState, now: float) -> EnginePlan | None:
         """What an engine should do now; None if there is nothing. `now` in seconds since 1970."""
@@ -71,7 +70,7 @@ class Planner:
         if renew:
             engine.renewed_at = now
         if self.mode == "on" and draft.tables:
-            self._holding.add((engine.id, engine.epoch))
+            engine.holds_tables = True
         engine.plan += 1
         engine.planned_at = now
         self.counts["plans"] += 1
@@ -104,26 +103,31 @@ class Planner:
 
     def _take_back(self, engine: EngineState) -> dict[str, dict[str, int] | None]:
         """Once, after it was switched from `on`: no table any more for whoever lives there."""
-        if (engine.id, engine.epoch) not in self._holding:
+        if not engine.holds_tables:
             return {}
-        self._holding.discard((engine.id, engine.epoch))
+        engine.holds_tables = False
         return dict.fromkeys(engine.workflows)
 
-    def switch(self, mode: Mode) -> None:
-        """Another mode from now on. Raises ValueError for one that there is not."""
-        if mode not in MODES:
+    def switch(self, mode: str) -> None:
+        """Another mode from now on.
+
+        Raises:
+            ValueError: there is no such mode.
+        """
+        known = next((one for one in MODES if one == mode), None)
+        if known is None:
             raise ValueError(f"mode cannot be {mode!r}; choose from {', '.join(MODES)}")
-        if mode != self.mode:
-            self.mode = mode
+        if known != self.mode:
+            self.mode = known
             for engine in self._cluster.engines.values():
                 self._cluster.forget_told(engine)
 
     def _warm_ups(self, engine: EngineState, draft: Draft, now: float) -> list[Anchor]:
         anchors = self._cluster.anchors
-        for agent in draft.warm_ups:
-            engine.warming[agent] = now
-        self.counts["warm_ups"] += len(draft.warm_ups)
-        return [Anchor(agent, anchors[agent]) for agent in draft.warm_ups if agent in anchors]
+        known = [agent for agent in draft.warm_ups if agent in anchors]
+        engine.warming |= dict.fromkeys(known, now)
+        self.counts["warm_ups"] += len(known)
+        return [Anchor(agent, anchors[agent]) for agent in known]
 
     def _ordered(self, engine: EngineState, draft: Draft, now: float) -> list[PrefetchOrder]:
         orders = []

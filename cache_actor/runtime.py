@@ -64,7 +64,7 @@ class RuntimePolicy(ABC):
         return
 
     def ended(self, workflow: str) -> None:
-        """A workflow is over: nothing of it need be kept."""
+        """A workflow is over, or was forgotten: nothing of it need be kept."""
         return
 
     def predict(self, workflow: WorkflowState) -> Forecast | None:
@@ -88,12 +88,13 @@ class Runtime:
         self.policies = list(policies)
         self.failures: Counter[str] = Counter()
 
-    def observe(self, events: Sequence[CallEvent], ended: Sequence[str], engine: EngineState) -> None:
+    def observe(self, events: Sequence[CallEvent], gone: Sequence[str], engine: EngineState) -> None:
+        """What an engine has reported, and which workflows have ended or were forgotten since."""
         for policy in list(self.policies):
             try:
                 for event in events:
                     policy.observe(event, engine)
-                for workflow in ended:
+                for workflow in gone:
                     policy.ended(workflow)
             except Exception:
                 self._failed(policy)

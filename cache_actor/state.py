@@ -48,6 +48,7 @@ class EngineState:
         planned_at, renewed_at: when it was last given a plan, and when its tables were last renewed.
         agents: those that have called here, or whose anchors were warmed, by when; `warming` those under way.
         pressure: as it last reported it; until `pressed_until` it counts as under pressure.
+        holds_tables: whether it was told values that it has not been told to forget.
         generation: another number whenever it may not hold what it was told before.
     """
 
@@ -70,5 +71,6 @@ class EngineState:
     warming: dict[str, float] = field(default_factory=dict)
     pressure: int = 0
     pressed_until: float = 0.0
+    holds_tables: bool = False
     generation: int = 0
     tell_all: bool = False

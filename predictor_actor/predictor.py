@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from ray import serve
 
+from predictor_actor.base import WorkflowTrace
 from predictor_actor.checkpoint import CheckpointError, load_checkpoint
 from predictor_actor.kept import Kept
 from predictor_actor.learning import Learning, LearningConfig
@@ -66,6 +67,7 @@ class PredictorReplica:
         self._start()
         self._answer.set_max_batch_size(settings.max_batch_size)
         self._answer.set_batch_wait_timeout_s(settings.batch_wait_s)
+        self._unwritten: list[WorkflowTrace] = []  # not yet on disk
         self._news = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._tasks = [loop.create_task(self._judge())]
@@ -99,7 +101,7 @@ class PredictorReplica:
             answers.append(encode_answer(Answer(part, made_at, now - arrived)))
         ended = [trace for request, _ in batch for trace in request.ended]
         if ended:
-            self._kept.write(ended)
+            self._unwritten += ended
             self._news.set()
         return answers
 
@@ -123,6 +125,7 @@ class PredictorReplica:
         self._training.kill()
         for task in getattr(self, "_tasks", ()):
             task.cancel()
+        self._kept.write(getattr(self, "_unwritten", ()))
         self._kept.close()
 
     def _start(self) -> None:
@@ -140,10 +143,12 @@ class PredictorReplica:
         self._learning.replay(self._kept.recent(LearningConfig().max_traces))
 
     async def _judge(self) -> None:
-        """Judges workflows as they end, a few at a time, between requests."""
+        """Keeps and judges workflows as they end, a few at a time, between requests."""
         while True:
             await self._news.wait()
             self._news.clear()
+            unwritten, self._unwritten = self._unwritten, []
+            await asyncio.to_thread(self._kept.write, unwritten)
             while True:
                 before = self._learning.model
                 try:

@@ -38,8 +38,11 @@ class AnchorBook:
 
     def called(self, agent: str, workflow: str, prompt: Sequence[int]) -> None:
         """A call of an agent begins."""
-        ids = np.asarray(prompt[:MAX_TOKENS], np.int32)
         found = self._found.get(agent)
+        if found is not None and found.workflow == workflow:
+            self._found.move_to_end(agent)  # its own context grows, and says nothing of the anchor
+            return
+        ids = np.asarray(prompt[:MAX_TOKENS], np.int32)
         if found is None:
             if len(ids) >= MIN_TOKENS:
                 self._found[agent] = _Found(ids, workflow)
@@ -47,8 +50,6 @@ class AnchorBook:
                     self._found.popitem(last=False)
             return
         self._found.move_to_end(agent)
-        if found.workflow == workflow:  # its own context grows, and says nothing of the anchor
-            return
         common = _common(found.ids, ids)
         if common < MIN_TOKENS:
             del self._found[agent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence
 
@@ -11,13 +12,14 @@ from serving.anchors import AnchorBook
 from serving.calls import Usage
 from serving.health import Load
 
-# Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead. With what
-# follows a report fits a message however long its names are.
+# Events that wait for a coordinator which does not listen; beyond it, it is told how things stand instead.
 MAX_EVENTS = 1024
 # How much of how many workflows one report tells anew.
 SEEN_WORKFLOWS = 32
 SEEN_CALLS = 24
 ANCHORS_TOLD = 4
+# Ends that wait; of those before a coordinator hears from others' silence. And how many one report tells.
+MAX_ENDED, ENDED_TOLD = 20_000, 1000
 
 
 class CallLog:
@@ -83,6 +85,8 @@ class CallLog:
         self._paths.pop(workflow, None)
         self._untold.pop(workflow, None)
         self._ended[workflow] = how
+        if len(self._ended) > MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
 
     def warmed(self, agent: str, done: bool) -> None:
         """A warm-up of an agent's anchor is over."""
@@ -90,8 +94,7 @@ class CallLog:
 
     def answered(self, report: EngineReport) -> None:
         """The scheduler has answered a plan."""
-        if report.accepted:
-            self.applied_plan = max(self.applied_plan, report.plan)
+        self.applied_plan = max(self.applied_plan, report.applied)
         self._cache.append(report)
 
     def tell_all(self) -> None:
@@ -105,13 +108,14 @@ class CallLog:
         seen = [self._seen(workflow) for workflow in list(self._untold)[:SEEN_WORKFLOWS]]
         for one in seen:
             del self._untold[one.workflow]
+        ended = dict(itertools.islice(self._ended.items(), ENDED_TOLD))
         report = SyncReport(
             self.engine,
             self.epoch,
             self._number,
             self.applied_plan,
             self._events,
-            self._ended,
+            ended,
             seen,
             self._cache,
             [Anchor(agent, ids) for agent, ids in self._anchors.untold(ANCHORS_TOLD)],
@@ -120,7 +124,9 @@ class CallLog:
             load.waiting,
             load.pressure,
         )
-        self._events, self._ended, self._cache, self._warmed = [], {}, [], {}
+        for workflow in ended:
+            del self._ended[workflow]
+        self._events, self._cache, self._warmed = [], [], {}
         return report
 
     def lost(self, report: SyncReport) -> None:

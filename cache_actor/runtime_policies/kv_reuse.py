@@ -18,20 +18,17 @@ NAMED = 3
 class KvReuse(RuntimePolicy):
     """Value tables of forecasts; the engine's ledger adds them up over all workflows that share an entry.
 
-    An engine that evicts only what is over has no use for them, and a plan is not free: they are kept until it does.
+    An engine that evicts only what is over has no use for them, and a plan is not free. When
+    it comes under pressure, all that lives there is news.
     """
 
     name: ClassVar[str] = "kv-reuse"
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[str, None]] = {}  # engine -> workflows that it was not told of
         self._told: dict[str, tuple[int, dict[str, int]]] = {}  # workflow -> generation of the engine, table
 
     def ended(self, workflow: str) -> None:
         self._told.pop(workflow, None)
-        for held in self._held.values():
-            held.pop(workflow, None)
-        self._held = {engine: held for engine, held in self._held.items() if held}
 
     def score(self, workflow: WorkflowState, engine: EngineState) -> dict[str, float]:
         forecast = self.predict(workflow)
@@ -39,11 +36,8 @@ class KvReuse(RuntimePolicy):
 
     def act(self, news: Sequence[WorkflowState], engine: EngineState, cluster: Cluster, draft: Draft) -> None:
         if engine.last_heard >= engine.pressed_until:
-            held = self._held.setdefault(engine.id, {})
-            held.update((workflow.id, None) for workflow in news)
             return
-        waiting = [cluster.workflows[name] for name in self._held.pop(engine.id, ()) if name in engine.workflows]
-        for workflow in [*waiting, *news]:
+        for workflow in news:
             forecast = self.predict(workflow)
             if forecast is None:
                 continue

@@ -67,7 +67,7 @@ class MadeUpEngine:
         plan = answer.plan
         if plan is not None:
             residency = {workflow: [3000, 500] for workflow in plan.tables}
-            self._log.answered(EngineReport(plan.plan, True, "", [], {}, {}, residency, []))
+            self._log.answered(EngineReport(plan.plan, True, "", [], {}, {}, residency, [], plan.plan))
 
     def _call(self) -> None:
         rng = self._rng
@@ -114,7 +114,7 @@ async def _drive(handle: object, run: Run, progress: Progress) -> Figures:
     rng = random.Random(1)
     followers = [[rng.randrange(AGENTS) for _ in range(3)] for _ in range(AGENTS)]
     engines = [MadeUpEngine(f"engine-{number}", random.Random(number), followers) for number in range(run.engines)]
-    process = psutil.Process(await handle.process.remote())  # type: ignore[attr-defined]
+    process = psutil.Process((await handle.status.remote())["pid"])  # type: ignore[attr-defined]
     latencies: list[float] = []
     sizes: list[float] = []
     begin = time.monotonic()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import orjson
 import typer
 
-from serving.benchmark.commands import EXIT_CANNOT, EXIT_INTERRUPTED, AsJson
+from serving.benchmark.commands import EXIT_INTERRUPTED, AsJson
+from serving.train_command import fail, training_bar
 
 
 def text_signal(
@@ -29,35 +30,27 @@ def text_signal(
 
     Exit code: 0 measured, 2 an engine failed or a file cannot be used, 130 interrupted by Ctrl-C.
     """
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
     from serving.benchmark.engine_process import EngineProcessError
     from serving.benchmark.predictor_study import StudyError
     from serving.benchmark.text_signal import measure, workflow_sets
     from serving.benchmark.text_tau import TauError
 
     found: dict[str, dict[str, Any]] = {}
-    errors = Console(stderr=True)
     try:
         sets = workflow_sets(workflows, tau)
         if tau is not None and len(sets) == 1:
             typer.echo(f"{tau} has no file *_messages.jsonl: tau-bench is skipped", err=True)
-        with Progress(
-            TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=errors, transient=True
-        ) as bar:
+        with training_bar() as told:
             for one in sets:
-                task = bar.add_task(one.title, total=1.0)
 
-                def told(share: float, text: str, task: Any = task, title: str = one.title) -> None:
-                    bar.update(task, completed=share, description=f"{title}: {text}")
+                def told_set(share: float, text: str, title: str = one.title) -> None:
+                    told(share, f"{title}: {text}")
 
-                found |= measure(one, tokens, seeds, states, told)
-                bar.remove_task(task)
+                found |= measure(one, tokens, seeds, states, told_set)
     except (EngineProcessError, StudyError, TauError) as error:
-        _fail(str(error))
+        fail(str(error))
     except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}")
+        fail(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_INTERRUPTED) from None
     if as_json:
@@ -77,8 +70,3 @@ def _print(found: dict[str, dict[str, Any]]) -> None:
         console.print(rich_table(short_table(figures), title))
         for line in in_words(figures):
             console.print(f"• {line}", highlight=False)
-
-
-def _fail(message: str) -> NoReturn:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(EXIT_CANNOT)

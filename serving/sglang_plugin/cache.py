@@ -213,6 +213,7 @@ class ForecacheCache(UnifiedRadixCache):
             self.pools.report(),
             self.pools.residency(told),
             self.losses.take(),
+            self.applied_plan,
         )
 
     def figures(self) -> dict[str, Any]:

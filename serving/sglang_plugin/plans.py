@@ -115,7 +115,9 @@ class Plans:
                 self._report(Told(said.number, json.dumps(answer(cache, said.what))))
         elif cache is None:
             if isinstance(said, EnginePlan):
-                self._answer(EngineReport(said.plan, False, "this engine runs SGLang's own cache", [], {}, {}, {}, []))
+                self._answer(
+                    EngineReport(said.plan, False, "this engine runs SGLang's own cache", [], {}, {}, {}, [], 0)
+                )
         elif isinstance(said, WorkflowsEnded):
             for workflow in said.workflows:
                 cache.end_workflow(workflow)

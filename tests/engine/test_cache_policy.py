@@ -162,6 +162,14 @@ class TestWhatIsTold:
         assert "nobody" not in report.residency
         assert engine.apply().evictions == []
 
+    def test_it_says_which_plan_it_has_applied_whoever_sent_it(self, engine: EngineUnderTest) -> None:
+        latest = engine.apply().applied
+        assert latest == engine.plan
+        engine.plan -= 1
+        again = engine.apply()
+        assert not again.accepted
+        assert again.applied == latest
+
     def test_a_warm_up_is_there_for_the_call_and_counts_as_none(self, engine: EngineUnderTest) -> None:
         anchor = tokens(52, AGENT_TOKENS)
         before = engine.ask("figures")["counters"]

@@ -63,8 +63,9 @@ def cache_report(
     receipts: Sequence[Receipt] = (),
     residency: Mapping[str, list[int]] | None = None,
     evictions: Sequence[Eviction] = (),
+    applied: int = 0,
 ) -> EngineReport:
-    return EngineReport(plan, accepted, "", list(receipts), {}, {}, dict(residency or {}), list(evictions))
+    return EngineReport(plan, accepted, "", list(receipts), {}, {}, dict(residency or {}), list(evictions), applied)
 
 
 def certain(prefixes: Sequence[Prefix], agents: Sequence[str], coming: str) -> Forecasts:

@@ -46,7 +46,7 @@ class Endpoint(httpx.AsyncBaseTransport):
     async def send(self, plan: EnginePlan) -> EngineReport:
         await asyncio.sleep(0)
         self.now += TRUE.plan_s
-        return EngineReport(plan.plan, self.refuses is None, self.refuses or "", [], {}, {}, {}, [])
+        return EngineReport(plan.plan, self.refuses is None, self.refuses or "", [], {}, {}, {}, [], 0)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         if request.url.path.endswith("/models"):

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from cache_actor.cluster import Cluster
-from cache_actor.messages import MAX_MESSAGE_BYTES, EngineReport, RequestIdentity, SyncReport, encode
-from serving.call_log import MAX_EVENTS, SEEN_CALLS, SEEN_WORKFLOWS, CallLog
+from cache_actor.messages import (
+    MAX_MESSAGE_BYTES,
+    EngineReport,
+    Eviction,
+    Receipt,
+    RequestIdentity,
+    SyncReport,
+    encode,
+)
+from serving.call_log import ENDED_TOLD, MAX_ENDED, MAX_EVENTS, SEEN_CALLS, SEEN_WORKFLOWS, CallLog
 from serving.calls import Usage
+from serving.coordination import IN_FLIGHT
 from serving.health import Load
+from serving.identity import MAX_ID_CHARACTERS
+from serving.sglang_plugin.losses import MAX_KEPT
+from serving.sglang_plugin.prefetch import MAX_RECEIPTS
 
 
 def who(workflow: str, agent: str = "coder") -> RequestIdentity:
@@ -36,12 +48,12 @@ class TestReports:
         assert (second.number, second.events, second.ended, second.seen, second.cache) == (2, [], {}, [], [])
         assert not log.is_behind
 
-    def test_a_plan_that_was_refused_is_told_and_not_taken_for_applied(self) -> None:
+    def test_what_was_applied_is_what_the_engine_says_whoever_sent_it(self) -> None:
         log = CallLog("e", 7, 100)
-        log.answered(EngineReport(5, True, "", [], {}, {}, {}, []))
-        log.answered(EngineReport(9, False, "too old", [], {}, {}, {}, []))
+        log.answered(EngineReport(5, True, "", [], {}, {}, {}, [], 5))
+        log.answered(EngineReport(9, False, "too old", [], {}, {}, {}, [], 12))
         report = log.report(Load())
-        assert report.applied_plan == 5
+        assert report.applied_plan == 12
         assert [one.plan for one in report.cache] == [5, 9]
 
     def test_all_that_lives_is_told_in_parts(self) -> None:
@@ -78,15 +90,38 @@ class TestReports:
 class TestSize:
     def test_a_report_fits_a_message_however_long_names_are(self) -> None:
         log = CallLog("e" * 40, 7, 1000)
-        long = "\N{CJK UNIFIED IDEOGRAPH-4E00}" * 64  # what an id may have at most, in bytes
+
+        def long(number: int) -> str:
+            return f"{number:04}".ljust(MAX_ID_CHARACTERS, "\N{OLD PERSIAN SIGN A}")
+
+        def call(workflow: int, agent: int) -> None:
+            log.began(RequestIdentity(long(workflow), long(agent), parent=long(5)), 1.0, range(9000))
+
         for workflow in range(SEEN_WORKFLOWS + 5):
-            for call in range(SEEN_CALLS):
-                log.began(who(f"{long}{workflow}", f"{long}{call}"), 1.0, range(9000))
+            for agent in range(SEEN_CALLS):
+                call(workflow, agent)
         log.report(Load())
         log.tell_all()
         for number in range(MAX_EVENTS):
-            log.began(who(f"{long}{number % 9}", f"{long}{number % 9}"), 1.0, range(9000))
+            call(number % 9, number % 9)
+        for number in range(2 * ENDED_TOLD):
+            log.end(long(2000 + number), "final")
+        lost = [Eviction(long(number), "device", "low_value", 1 << 40) for number in range(MAX_KEPT)]
+        receipts = [Receipt(1 << 60, "rejected", 1 << 40, "x" * 80)] * MAX_RECEIPTS
+        for _ in range(IN_FLIGHT):
+            log.answered(EngineReport(1, True, "", receipts, {}, {}, {}, lost, 1))
         assert len(encode(log.report(Load()))) < MAX_MESSAGE_BYTES
+
+    def test_ends_are_told_in_parts_and_bounded(self) -> None:
+        log = CallLog("e", 7, 100)
+        for number in range(MAX_ENDED + 500):
+            log.end(f"w{number}", "final")
+        told: dict[str, str] = {}
+        for _ in range(MAX_ENDED // ENDED_TOLD + 1):
+            told |= log.report(Load()).ended
+        assert len(told) == MAX_ENDED
+        assert f"w{MAX_ENDED + 499}" in told
+        assert log.report(Load()).ended == {}
 
 
 class TestLoss:
@@ -123,7 +158,7 @@ class TestLoss:
         log = CallLog("e", 7, 100)
         played(log, 2)
         log.end("w0", "final")
-        log.answered(EngineReport(5, True, "", [], {}, {}, {}, []))
+        log.answered(EngineReport(5, True, "", [], {}, {}, {}, [], 5))
         log.lost(log.report(Load()))
         again = log.report(Load())
         assert again.ended == {"w0": "final"}

@@ -167,6 +167,34 @@ class TestRestart:
         assert cluster.workflows["w"].residency == {}
         assert cluster.counts["engines_lost"] == 1
 
+    def test_calls_of_which_nobody_told_the_end_do_not_run_for_ever(self) -> None:
+        cluster, engine = Cluster(), MadeUpEngine()
+        cluster.hear(engine.report(began("lost"), began("kept"), over("kept")), 1.0)
+        cluster.hear(engine.report(seen=[WorkflowSeen("lost", None, ["coder"], [1.0] * 4, 1, 0)]), 2.0)
+        assert cluster.workflows["lost"].path.running == 0
+        cluster.hear(engine.report(began("kept")), 3.0)
+        cluster.expire(3.0 + 2 * ENGINE_SILENT_S, idle_s=1000.0)
+        assert cluster.workflows["kept"].path.running == 0
+        other = MadeUpEngine("other")
+        cluster.hear(other.report(began("kept"), over("kept")), 40.0)
+        assert cluster.workflows["kept"].path.running == 0
+
+    def test_what_a_lost_engine_held_of_workflows_elsewhere_is_forgotten(self) -> None:
+        cluster, one, two = Cluster(), MadeUpEngine("e1"), MadeUpEngine("e2")
+        cluster.hear(one.report(began("w"), cache=[cache_report(residency={"w": [10, 5]})]), 1.0)
+        cluster.hear(two.report(began("w")), 20.0)
+        cluster.expire(20.0, idle_s=1000.0)
+        assert cluster.workflows["w"].residency == {}
+        assert cluster.workflows["w"].engines == {"e2"}
+
+    def test_all_that_go_are_told_once_however_they_go(self) -> None:
+        cluster, engine = Cluster(max_workflows=2), MadeUpEngine()
+        cluster.hear(engine.report(began("a"), began("b"), began("c"), ended={"b": "final"}), 1.0)
+        assert sorted(cluster.take_gone()) == ["a", "b"]
+        cluster.expire(500.0, idle_s=100.0)
+        assert cluster.take_gone() == ["c"]
+        assert cluster.take_gone() == []
+
 
 class TestCache:
     def test_receipts_and_evictions_move_what_is_held_and_are_logged(self) -> None:
@@ -204,7 +232,7 @@ class TestCache:
             (MadeUpEngine("e1", 2), [7, 8]),
         ):
             for count in counts:
-                told = EngineReport(1, True, "", [], {"prefetch_used": count, "nodes": 1}, {}, {}, [])
+                told = EngineReport(1, True, "", [], {"prefetch_used": count, "nodes": 1}, {}, {}, [], 0)
                 cluster.hear(engine.report(cache=[told]), 1.0)
         assert cluster.counts["cache_prefetch_used"] == 30 + 5 + 8
         assert "cache_nodes" not in cluster.counts

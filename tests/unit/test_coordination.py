@@ -68,7 +68,8 @@ class Scheduler:
         self.plans.append(plan)
         if self.silent:
             raise TimeoutError
-        return EngineReport(plan.plan, not self.refuses, self.refuses, [], {}, {}, {}, [])
+        applied = 0 if self.refuses else plan.plan
+        return EngineReport(plan.plan, not self.refuses, self.refuses, [], {}, {}, {}, [], applied)
 
 
 class Desk:

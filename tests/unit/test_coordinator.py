@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from coordinator_reports import MadeUpEngine, began, certain, over
+from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
 
 from cache_actor.codec import MessageError
 from cache_actor.coordinator import CacheCoordinator
@@ -140,6 +140,20 @@ class TestForecasts:
         assert recovered.plan is not None
         assert "u" in recovered.plan.tables
 
+    async def test_what_was_asked_while_the_predictor_was_away_is_forecast_when_it_is_back(
+        self, make: Make, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("cache_actor.coordinator.PREDICTOR_PAUSE_S", 0.1)
+        predictor = Predictor()
+        predictor.broken = True
+        desk = make(predictor, forecast_wait_s=1)
+        await desk.sync(desk.engine.report(began("w")))
+        predictor.broken = False
+        await asyncio.sleep(0.4)
+        answer = await desk.sync(desk.engine.report())
+        assert answer.plan is not None
+        assert "w" in answer.plan.tables
+
     async def test_without_a_predictor_plans_say_what_has_ended(self, make: Make) -> None:
         desk = make(None)
         other = MadeUpEngine("other")
@@ -169,6 +183,15 @@ class TestProtocol:
         desk = make(None)
         desk.engine.epoch = 77
         assert (await desk.sync(desk.engine.report())).epoch == 77
+
+    async def test_plans_go_on_from_those_that_somebody_else_had_applied(self, make: Make) -> None:
+        desk = make(Predictor(), forecast_wait_s=5)
+        refused = cache_report(plan=1, accepted=False, applied=10**12)
+        await desk.sync(desk.engine.report(began("w")))
+        answer = await desk.sync(desk.engine.report(cache=[refused], applied=10**12))
+        assert answer.plan is not None
+        assert answer.plan.plan == 10**12 + 1
+        assert "w" in answer.plan.tables
 
     async def test_it_is_switched_while_it_runs(self, make: Make) -> None:
         desk = make(Predictor(), forecast_wait_s=5)

@@ -98,7 +98,7 @@ async def play(
 def sent_to(plans: list[tuple[str, EnginePlan]], accepted: bool = True) -> Any:
     async def send(engine: str, plan: EnginePlan) -> EngineReport:
         plans.append((engine, plan))
-        return EngineReport(plan.plan, accepted, "" if accepted else "too old", [], {}, {}, {}, [])
+        return EngineReport(plan.plan, accepted, "" if accepted else "too old", [], {}, {}, {}, [], 0)
 
     return send
 

@@ -88,6 +88,7 @@ REPORTS = st.builds(
     FIGURES,
     RESIDENCY,
     st.lists(EVICTIONS, max_size=3),
+    COUNTS,
 )
 EVENTS = st.builds(CallEvent, SHORT, SHORT, st.booleans(), FLOATS, COUNTS, COUNTS, COUNTS, COUNTS, st.none() | SHORT)
 SEEN = st.builds(
@@ -139,7 +140,7 @@ PLAN_FIELDS: list[Any] = [1, 2.0, ["old"], {"w": {"a": 3}, "v": None}, [ORDER], 
 PLAN: list[Any] = ["plan", *PLAN_FIELDS, True, {"w": 70}, [["a", b"1234"]]]
 RECEIPT: list[Any] = [5, "clipped", 128, "no room"]
 EVICTION: list[Any] = ["w", "device", "retired", 64]
-REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}, {"w": [5, 6]}, [EVICTION]]
+REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}, {"w": [5, 6]}, [EVICTION], 1]
 EVENT: list[Any] = ["w", "a", True, 1.5, 7, 2, 3, 1, None]
 SEEN_PARTS: list[Any] = ["w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0]
 SYNC: list[Any] = [
@@ -184,6 +185,7 @@ EXAMPLE_REPORT = EngineReport(
     pools={"free": 9},
     residency={"w": [5, 6]},
     evictions=[Eviction("w", "device", "retired", 64)],
+    applied=1,
 )
 EXAMPLES: list[tuple[list[Any], Message]] = [
     (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0, 7)),

@@ -67,7 +67,7 @@ def plan(number: int) -> EnginePlan:
 
 
 def report(number: int, reason: str = "") -> EngineReport:
-    return EngineReport(number, not reason, reason, [], {}, {}, {}, [])
+    return EngineReport(number, not reason, reason, [], {}, {}, {}, [], 0)
 
 
 async def within(task: Awaitable[Any]) -> Any:

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -22,6 +22,8 @@ ENGINE = "EngineReplica"
 ASK_LIMIT_S = 30.0
 FLUSH_LIMIT_S = 30.0
 FLUSH_PERIOD_S = 0.1
+# A coordinator that plans at the same time goes on from the number that was applied, so that it does not race for long.
+SWITCH_ATTEMPTS = 10
 # What a Ray runtime of our own claims to have: engines share the machine's cores, whatever Ray counts.
 LOGICAL_CPUS = 16
 
@@ -53,6 +55,16 @@ class Target:
     async def send(self, engine: str, plan: EnginePlan) -> EngineReport:
         report = decode(await self.handle.sync_plan.remote(EngineQuery(engine), encode(plan)))
         assert isinstance(report, EngineReport)
+        return report
+
+    async def switch(self, engine: str, plan: EnginePlan) -> EngineReport:
+        """Sends a plan that must be applied, under a higher number if a coordinator was faster; the last report."""
+        report = await self.send(engine, plan)
+        for _ in range(SWITCH_ATTEMPTS):
+            if report.accepted or report.applied < plan.plan:
+                break
+            plan = replace(plan, plan=report.applied + 1)
+            report = await self.send(engine, plan)
         return report
 
     async def flush(self, engine: str) -> None:

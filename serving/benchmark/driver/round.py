@@ -110,7 +110,7 @@ class RoundPlayer:
                 plan = EnginePlan(
                     next(_PLAN_NUMBERS), 60.0, [], {}, [], who.policy, dict(who.parameters), prefetch=who.prefetch
                 )
-                report = await self._target.send(engine, plan)
+                report = await self._target.switch(engine, plan)
                 if not report.accepted:
                     raise EnginesError(f"engine {engine} refuses the policy of {who.name!r}: {report.reason}")
             await self._target.flush(engine)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from cache_actor.admission import make_controller
 from cache_actor.policies import make_policy
 
 Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools", "predictor"]
@@ -35,6 +36,7 @@ class Contestant:
             the future. In a replay the predictor alone forecasts, in the place of both.
         trained: the predictor begins with what it has learned of other workflows of the kind, not with nothing.
         clairvoyant: victims by the true next use of every node (Belady), which only a replay can know.
+        admission: what finds how many workflows run at once on an engine, and `admission_parameters` its parameters.
     """
 
     name: str
@@ -49,6 +51,8 @@ class Contestant:
     clairvoyant: bool = False
     coordinator: bool = False
     trained: bool = False
+    admission: str = "off"
+    admission_parameters: dict[str, Any] = field(default_factory=dict)
 
 
 _SYSTEM = {"policy": "reuse", "forecasts": "predictor", "prefetch": "conservative", "coordinator": True}
@@ -84,11 +88,16 @@ def contestant_names() -> list[str]:
 def contestant(name: str) -> Contestant:
     """A policy by its name, which may end in `+prefetch` or, for the ablation, `+aggressive`.
 
-    Before that, parameters may stand: `reuse-markov:guard=false:features=steps/uses`, lists by `/`.
+    Before that, parameters may stand: `reuse-markov:guard=false:features=steps/uses`, lists by `/`. At the end may
+    follow who is let in: `@16` for so many workflows at once on an engine, or `@balance` for what finds the number,
+    with its parameters (`@balance:weight=2`).
 
     Raises:
         ContestantError: there is no such policy or parameter, or it has no forecasts to prefetch by.
     """
+    policy, let_in, admission = name.partition("@")
+    if let_in:
+        return _with_admission(contestant(policy), name, admission)
     base = name
     prefetch: Prefetch | None = None
     for suffix, mode in _PREFETCH.items():
@@ -114,6 +123,18 @@ def contestant(name: str) -> Contestant:
     if given.get("forecasts") not in ("uniform", "markov", "oracle", "noisy"):
         raise ContestantError(f"policy {name!r}: only policies with a forecast have a next agent to prefetch for")
     return Contestant(name, **given, prefetch=prefetch)
+
+
+def _with_admission(who: Contestant, name: str, admission: str) -> Contestant:
+    finds, *assigned = admission.split(":")
+    parameters = dict(_parameter(name, one) for one in assigned)
+    if finds.isdigit():
+        finds, parameters = "fixed", {"workflows": int(finds)} | parameters
+    try:
+        make_controller(finds, parameters)
+    except (ValueError, TypeError) as error:
+        raise ContestantError(f"policy {name!r}: {error}") from None
+    return replace(who, name=name, admission=finds, admission_parameters=parameters)
 
 
 def _parameter(name: str, assigned: str) -> tuple[str, Any]:

@@ -63,6 +63,10 @@ class ModelEngine:
     Args:
         finished: told of each call that is over; its times are in it.
         cache_class: whose cache it is.
+
+    Attributes:
+        prefill_s, busy_s: seconds spent on prefill, and on anything.
+        computed, generated: prompt tokens computed, those of calls that are not over included, and output tokens.
     """
 
     def __init__(
@@ -76,6 +80,8 @@ class ModelEngine:
         self.now = 0.0
         self.shape = shape
         self.retractions = 0
+        self.prefill_s = self.busy_s = 0.0
+        self.computed = self.generated = 0
         self._costs = costs
         self._finished = finished
         self.cache = make_cache(
@@ -95,6 +101,14 @@ class ModelEngine:
     @property
     def busy(self) -> bool:
         return bool(self._waiting or self._running or self._chunked)
+
+    @property
+    def running_calls(self) -> int:
+        return len(self._running) + (self._chunked is not None)
+
+    @property
+    def waiting_calls(self) -> int:
+        return len(self._waiting)
 
     def submit(self, request: Request) -> None:
         """Takes a call.
@@ -181,7 +195,11 @@ class ModelEngine:
             self._allocate(request, piece)
         compute = self._costs.prefill([(piece, request.computed) for request, piece in batch])
         # Layers of a load and of the prefill overlap: the longer of the two counts.
-        self.now = max(self.now + compute, *(request.load_done_s for request, _ in batch))
+        end = max(self.now + compute, *(request.load_done_s for request, _ in batch))
+        self.prefill_s += end - self.now
+        self.busy_s += end - self.now
+        self.computed += sum(piece for _, piece in batch)
+        self.now = end
         for request, piece in batch:
             request.computed += piece
             if request.computed < request.to_compute:
@@ -192,6 +210,7 @@ class ModelEngine:
             if request.first_token_s is None:
                 request.first_token_s = self.now
             request.generated += 1
+            self.generated += 1
             if request.finished():
                 self._finish(request)
             else:
@@ -264,6 +283,8 @@ class ModelEngine:
             request.computed += steps
             request.generated += steps
         self.now += seconds * steps
+        self.busy_s += seconds * steps
+        self.generated += steps * calls
         for request in [one for one in self._running if one.finished()]:
             self._running.remove(request)
             self._finish(request)

@@ -19,6 +19,7 @@ from serving.benchmark.forecasts import Word, source_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
 from serving.benchmark.replay.costs import Costs
+from serving.benchmark.replay.door import PERIOD_S, Door
 from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
 from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
@@ -87,6 +88,9 @@ class Replay:
         self._awaited: set[int] = set()  # engines that a plan is about to be sent to
         self._future = Future(setup.workload, first_pass) if first_pass is not None else None
         self._engines = [self._engine() for _ in range(setup.engines)]
+        self._door = Door(contestant, self._engines) if contestant.admission != "off" else None
+        self._held: dict[str, tuple[Workflow, int]] = {}
+        self._open = len(setup.workload.workflows)
         self._homes: dict[str, int] = {}
         self._live = [0] * setup.engines
         self._stepping = [False] * setup.engines
@@ -112,6 +116,8 @@ class Replay:
     def run(self, progress: Progress = lambda calls: None) -> None:
         """Replays all of it; `progress` hears how many calls are over."""
         self._arrive()
+        if self._door is not None:
+            self._at(PERIOD_S, self._find_limits)
         now = 0.0
         sample_every = 0.5
         next_sample = 0.0
@@ -120,7 +126,7 @@ class Replay:
             now, _, event = heapq.heappop(self._events)
             event(now)
             if now >= next_sample:
-                self._timeline.append({"at_s": now} | self._pools(self._engines[0]))
+                self._timeline.append({"at_s": now} | self._pools(self._engines[0]) | self._door_sample())
                 next_sample = now + sample_every
                 if len(self._timeline) >= 2 * SAMPLES:
                     self._timeline = self._timeline[::2]
@@ -161,10 +167,31 @@ class Replay:
         self._at(at, lambda now: self._send(workflow, 0, now))
 
     def _send(self, workflow: Workflow, index: int, now: float) -> None:
-        if index == 0:
-            self._homes[workflow.id] = self._home(workflow)
-            self._live[self._homes[workflow.id]] += 1
         self.sent[workflow.id, index] = now
+        if self._door is None:
+            self._enter(workflow, index, self._homes.get(workflow.id, self._home(workflow)), now)
+        elif (place := self._door.ask(workflow.id, now)) is not None:
+            self._enter(workflow, index, place, now)
+        else:
+            self._held[workflow.id] = (workflow, index)
+
+    def _find_limits(self, now: float) -> None:
+        assert self._door is not None, "there are limits only at a door"
+        self._door.observe(now)
+        self._let_in(now)
+        if self._open:
+            self._at(now + PERIOD_S, self._find_limits)
+
+    def _let_in(self, now: float) -> None:
+        """The calls that are held no more."""
+        for name, place in self._door.admitted() if self._door is not None else ():
+            self._enter(*self._held.pop(name), place, now)
+
+    def _enter(self, workflow: Workflow, index: int, place: int, now: float) -> None:
+        """A call goes to the engine of its workflow."""
+        if index == 0:
+            self._homes[workflow.id] = place
+            self._live[place] += 1
         if self._future is not None:
             self._future.sent(workflow, index, now)
         self._say(workflow, self._source.started(workflow, index, now) if self._source else None, now)
@@ -222,6 +249,9 @@ class Replay:
             output_tokens=request.output_tokens,
             pause_s=call.pause_s,
         )
+        if self._door is not None:
+            context = len(request.origin_input_ids) + request.output_tokens
+            self._door.done(workflow.id, context, call.pause_s)
         if index + 1 < len(workflow.calls):
             self._say(workflow, self._source.ended(workflow, index, now) if self._source else None, now)
             self._at(now + call.pause_s, lambda then: self._send(workflow, index + 1, then))
@@ -254,8 +284,12 @@ class Replay:
             self._source.over(workflow)
             self._desk.forget(workflow.id)
         self._live[self._homes[workflow.id]] -= 1
+        self._open -= 1
+        if self._door is not None:
+            self._door.over(workflow.id)
         if self._waiting:
             self._begin(self._waiting.popleft(), now)
+        self._let_in(now)
 
     def _say(self, workflow: Workflow, word: Word | None, now: float) -> None:
         if word is None:
@@ -275,6 +309,9 @@ class Replay:
         """The engine of a workflow: the one with the fewest, ties by a hash that any run repeats."""
         mixed = zlib.crc32(workflow.id.encode())
         return min(range(len(self._engines)), key=lambda place: (self._live[place], (mixed + place) % len(self._live)))
+
+    def _door_sample(self) -> dict[str, float]:
+        return self._door.sample(0) if self._door is not None else {}
 
     def _at(self, when: float, event: Callable[[float], None]) -> None:
         heapq.heappush(self._events, (when, next(self._numbers), event))

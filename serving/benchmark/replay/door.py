@@ -1,0 +1,82 @@
+"""Admission in a replay: the gate and the limits of Forecache, before modelled engines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cache_actor.admission import Gate, LimitController, Signals, make_controller
+from serving.benchmark.contestants import Contestant
+from serving.benchmark.replay.engine import ModelEngine
+
+# How often limits are found anew, in seconds.
+PERIOD_S = 1.0
+
+
+class Door:
+    """Who may call when. Engines are named by their places.
+
+    Attributes:
+        limits: the latest, by place; None: everybody.
+    """
+
+    def __init__(self, contestant: Contestant, engines: Sequence[ModelEngine]) -> None:
+        self._engines = engines
+        self._gate = Gate()
+        self._controllers: list[LimitController] = [
+            make_controller(contestant.admission, contestant.admission_parameters) for _ in engines
+        ]
+        self._contexts: dict[str, int] = {}
+        self.limits: list[int | None] = [None] * len(engines)
+        self.observe(0.0)
+
+    def ask(self, workflow: str, now: float) -> int | None:
+        """The place of the engine to which a call may go now; None: it is held."""
+        engine = self._gate.ask(workflow, now)
+        return None if engine is None else int(engine)
+
+    def done(self, workflow: str, context_tokens: int, gap_s: float) -> None:
+        """A call is over; its workflow's context is so long, and its next call so far."""
+        self._contexts[workflow] = context_tokens
+        self._gate.note(workflow, context_tokens, gap_s)
+        self._gate.done(workflow)
+
+    def over(self, workflow: str) -> None:
+        self._contexts.pop(workflow, None)
+        self._gate.over(workflow)
+
+    def admitted(self) -> list[tuple[str, int]]:
+        """The workflows whose calls are held no more, each with the place of its engine."""
+        return [(workflow, int(engine)) for workflow, engine in self._gate.admitted()]
+
+    def observe(self, now: float) -> None:
+        """Finds the limits anew."""
+        self.limits = [
+            controller.observe(self._signals(place, now)) for place, controller in enumerate(self._controllers)
+        ]
+        self._gate.set_limits({str(place): limit for place, limit in enumerate(self.limits)})
+
+    def sample(self, place: int) -> dict[str, float]:
+        """For the timeline of an engine: the limit (left out without one), who is in, and who waits."""
+        limit = self.limits[place]
+        sample = {"admitted": float(len(list(self._gate.inside(str(place))))), "held": float(self._gate.held)}
+        return sample if limit is None else sample | {"limit": float(limit)}
+
+    def _signals(self, place: int, now: float) -> Signals:
+        engine = self._engines[place]
+        inside = list(self._gate.inside(str(place)))
+        return Signals(
+            at=now,
+            admitted=len(inside),
+            held=self._gate.held,
+            running_calls=engine.running_calls,
+            waiting_calls=engine.waiting_calls,
+            prefill_s=engine.prefill_s,
+            busy_s=engine.busy_s,
+            computed=engine.computed,
+            regret=engine.cache.counters["regret"],
+            output=engine.generated,
+            working_set=sum(self._contexts.get(workflow, 0) for workflow in inside),
+            growth=0,
+            device_tokens=engine.shape.device_tokens,
+            host_tokens=engine.shape.host_tokens,
+        )

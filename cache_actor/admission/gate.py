@@ -149,6 +149,10 @@ class Gate:
         """The workflows that count against an engine's limit."""
         return self._rooms[engine].inside.keys() if engine in self._rooms else ()
 
+    def count(self, engine: str) -> int:
+        """How many they are."""
+        return len(self._rooms[engine].inside) if engine in self._rooms else 0
+
     @property
     def held(self) -> int:
         """Workflows with a call that waits."""

@@ -128,12 +128,10 @@ class AdmissionConfig(StrictModel):
     )
     max_wait_s: PositiveFloat = Field(
         300.0,
-        description="Nobody waits longer: who has, gets in beyond the limit, and who is expected to, by more than "
-        "three quarters of it, is answered with 429. In seconds.",
+        description="Nobody waits longer, in seconds: who has waited so long gets in beyond the limit, and a new "
+        "workflow that is expected to wait for more than three quarters of it is answered with 429.",
     )
-    max_waiting: PositiveInt = Field(
-        2048, description="Calls of new workflows that wait at once; beyond it 429."
-    )
+    max_waiting: PositiveInt = Field(2048, description="Calls of new workflows that wait at once; beyond it 429.")
     keep_alive_s: PositiveFloat = Field(
         5.0, description="A streaming client that waits is sent a comment so often, in seconds."
     )

@@ -98,7 +98,9 @@ class Admission:
         """
         ticket = Ticket(identity.workflow, self._clock())
         try:
-            engine = self._gate.ask(ticket.workflow, ticket.asked, identity.tenant or "", identity.priority or 0)
+            engine = self._gate.ask(
+                ticket.workflow, ticket.asked, identity.tenant or "", identity.priority or 0, identity.parent or ""
+            )
         except Refused as refused:
             raise self._refused(refused) from None
         if engine is not None:

@@ -49,13 +49,15 @@ class Gate:
         for room in self._rooms.values():
             self._pause(room)
 
-    def ask(self, workflow: str, now: float, tenant: str = "", priority: int = 0) -> str | None:
+    def ask(self, workflow: str, now: float, tenant: str = "", priority: int = 0, parent: str = "") -> str | None:
         """A call of a workflow has come. The engine to which it goes at once, "" if that is not for the gate to say,
         None if it waits until `admitted` names it.
 
         Args:
             tenant: whose it is, which is settled by a workflow's first call.
             priority: among those of the tenant that wait, higher first.
+            parent: the workflow that has started this one. If that one is in, so is this one, whatever the limit: the
+                two would wait for each other. If it is paused, this one waits as if it had come with it.
 
         Raises:
             Refused: it may not wait. Only a workflow that has never been in is ever refused.
@@ -64,6 +66,10 @@ class Gate:
         member = self._members.get(workflow)
         if member is None:
             member = Member(workflow, self._shares.tenant(tenant), self._now, next(self._numbers))
+            if (starter := self._members.get(parent)) is not None:
+                member.since = starter.since
+                if starter.inside:
+                    self._let_in(member, self._engine_for(member))
         if not member.inside and not self._enter(member):
             self._hold(member, priority)
             return None

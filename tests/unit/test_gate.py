@@ -69,6 +69,18 @@ class TestEntering:
             order += [workflow for workflow, _ in gate.admitted(2.0)]
         assert order == ["high", "first", "second", "low"]
 
+    def test_what_a_workflow_starts_comes_in_with_it_or_waits_as_if_it_had_come_then(self) -> None:
+        gate = gate_of({"e0": 1}, pause_after_s=0.0)
+        gate.ask("parent", 0.0)
+        gate.ask("waits", 1.0)
+        assert gate.ask("child", 2.0, parent="parent") == "e0"
+        gate.done("parent", 3.0)
+        assert list(gate.inside("e0")) == ["child"]
+        assert gate.ask("other child", 4.0, parent="parent") is None
+        gate.over("child", 5.0)
+        assert gate.admitted(5.0) == [("other child", "e0")]
+        assert gate.ask("orphan", 6.0, parent="nobody") is None
+
     def test_when_the_limits_go_everybody_goes(self) -> None:
         gate = gate_of({"e0": 1})
         for i in range(10):
@@ -258,6 +270,9 @@ class GateMachine(RuleBasedStateMachine):
         self.running: dict[str, int] = {}
         self.inside: set[str] = set()
 
+    def _is_in(self, workflow: str) -> bool:
+        return self.gate._members[workflow].inside
+
     def _beyond(self) -> int:
         limits = ((engine, limit) for engine, limit in self.limits.items() if limit is not None)
         return sum(max(0, len(list(self.gate.inside(engine))) - limit) for engine, limit in limits)
@@ -278,10 +293,11 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 25), priority=st.sampled_from([0, 0, 0, 4]))
     def ask(self, number: int, priority: int) -> None:
-        workflow = f"w{number}"
+        workflow, parent = f"w{number}", f"w{number - 20}"
+        with_parent = workflow not in self.gate._members and parent in self.inside and self._is_in(parent)
         beyond = self._beyond()
         try:
-            engine = self.gate.ask(workflow, self.now, f"t{number % 3}", priority)
+            engine = self.gate.ask(workflow, self.now, f"t{number % 3}", priority, parent)
         except Refused:
             assert workflow not in self.inside
             return
@@ -291,7 +307,8 @@ class GateMachine(RuleBasedStateMachine):
             assert workflow not in self.held
             self.running[workflow] = self.running.get(workflow, 0) + 1
             self.inside.add(workflow)
-        assert self._beyond() == beyond
+        assert self._beyond() - beyond in ((0, 1) if with_parent else (0,))
+        assert engine is not None or not with_parent
         self._let_in()
 
     @precondition(lambda self: self.running)

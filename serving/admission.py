@@ -7,6 +7,7 @@ the coordinator's latest answer, a number that somebody has set, or nobody.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from serving.errors import ApiError
 
 # How often engines, limits and those who wait for too long are looked at, in seconds.
 PERIOD_S = 0.25
+# Of the tenants with most that waits, so many are shown.
+SHOWN_TENANTS = 50
 # Tokens of a workflow's context, seconds to its next call, calls until it ends.
 Facts = tuple[int, float, float]
 
@@ -202,7 +205,9 @@ class Admission:
             ],
             "tenants": [
                 {"id": one.name or None, "weight": one.weight, "held": one.waiting, "workflows": one.members}
-                for one in self._gate.tenants()
+                for one in heapq.nlargest(
+                    SHOWN_TENANTS, self._gate.tenants(), key=lambda one: (one.waiting, one.members)
+                )
             ],
             "counts": dict(self._gate.counts),
         }

@@ -149,6 +149,8 @@ class Gate:
             self._queue.remove(member)
         if member.inside:
             self._leave(member)
+        elif member.place_s:  # it was paused
+            self._learn(member)
         self._forget(member)
 
     def inside(self, engine: str) -> Iterable[str]:
@@ -220,8 +222,12 @@ class Gate:
         self._queue.moved(member.tenant)
         member.place_s += stay_s
         if not paused:
-            self._needs.take(member.place_s)
-            member.place_s = 0.0
+            self._learn(member)
+
+    def _learn(self, member: Member) -> None:
+        """It needs no place any more, as far as anybody knows."""
+        self._needs.take(member.place_s)
+        member.place_s = 0.0
 
     def _hold(self, member: Member, priority: int) -> None:
         if not member.known and self.new_calls >= self._bounds.max_waiting:

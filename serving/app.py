@@ -40,7 +40,7 @@ def build_app(args: AppConfig) -> serve.Application:
     engines = serve.deployment(EngineReplica, name=ENGINE).options(**engine_options(args)).bind(args, coordinator)
     ingress = serve.deployment(Ingress, name=INGRESS).options(
         num_replicas=1,
-        max_ongoing_requests=2 * args.limits.max_inflight_requests,
+        max_ongoing_requests=2 * args.limits.max_inflight_requests + args.admission.max_waiting,
         ray_actor_options={"num_cpus": 0},
         health_check_period_s=args.health.check_period_s,
         graceful_shutdown_timeout_s=args.deployment.graceful_shutdown_timeout_s,

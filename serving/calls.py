@@ -14,13 +14,17 @@ SSE = "text/event-stream"
 
 @dataclass(frozen=True, slots=True)
 class EngineCall:
-    """One call on its way to an engine. `body` is the client's JSON, not yet validated."""
+    """One call on its way to an engine. `body` is the client's JSON, not yet validated.
+
+    wanted: the engine that a workflow which has none yet is to get, if it is still there.
+    """
 
     kind: Kind
     body: dict[str, Any]
     identity: RequestIdentity
     rid: str
     anchor: str | None = None
+    wanted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from serving.admission_view import admission
 from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
 from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, soak
 from serving.benchmark.curves_command import predictor_curves
@@ -37,6 +38,7 @@ app.command("train")(train)
 app.command("top")(top)
 app.command("why")(why)
 app.command("coordinator")(coordinator)
+app.command("admission")(admission)
 app.add_typer(engine_app, name="engine")
 app.add_typer(traces_app, name="traces")
 

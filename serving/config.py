@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.policies import make_policy
@@ -101,10 +101,53 @@ class LimitsConfig(StrictModel):
     """What the ingress accepts."""
 
     max_body_bytes: PositiveInt = Field(32 * 2**20, description="Largest request body; beyond it 413.")
-    max_inflight_requests: PositiveInt = Field(4096, description="Calls inside the ingress at once; beyond it 429.")
+    max_inflight_requests: PositiveInt = Field(
+        4096, description="Calls inside the ingress at once, without those of new workflows that wait; beyond it 429."
+    )
     retry_after_s: PositiveInt = Field(2, description="What `Retry-After` says with a 429 or a 503, in seconds.")
     engine_wait_s: PositiveFloat = Field(
         5.0, description="Seconds that a call waits while no engine is running, before its 503."
+    )
+
+
+def _yaml_flag(value: Any) -> Any:
+    """YAML reads a bare `on` or `off` as a flag."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+AdmissionMode = Literal["on", "off"] | PositiveInt
+
+
+class AdmissionConfig(StrictModel):
+    """How many workflows run at once, and what becomes of those that wait."""
+
+    mode: Annotated[AdmissionMode, BeforeValidator(_yaml_flag)] = Field(
+        "on",
+        description="`on`: as many as the coordinator finds that an engine carries; `off`: all; a number: so many on "
+        "each engine. To be changed while it runs: `forecache admission MODE`.",
+    )
+    max_wait_s: PositiveFloat = Field(
+        300.0,
+        description="Nobody waits longer, in seconds: who has waited so long gets in beyond the limit, and a new "
+        "workflow that is expected to wait for more than three quarters of it is answered with 429.",
+    )
+    max_waiting: PositiveInt = Field(2048, description="Calls of new workflows that wait at once; beyond it 429.")
+    keep_alive_s: PositiveFloat = Field(
+        5.0, description="A streaming client that waits is sent a comment so often, in seconds."
+    )
+    stale_after_s: PositiveFloat = Field(
+        10.0, description="When the coordinator has said nothing for so long, everybody comes in. In seconds."
+    )
+    idle_s: PositiveFloat = Field(
+        60.0,
+        description="A workflow without a call for so long gives its place to one that waits, in seconds; one that "
+        "nobody has named, or whose client has gone, at once.",
+    )
+    pause_after_s: float = Field(
+        3.0, ge=0, description="So long more may run than the limit says before the cheapest are paused, in seconds."
+    )
+    weights: dict[str, PositiveFloat] = Field(
+        default_factory=dict, description="Shares of the places by tenant, for those that do not weigh 1."
     )
 
 
@@ -229,6 +272,7 @@ class AppConfig(StrictModel):
     deployment: DeploymentConfig = Field(default_factory=DeploymentConfig)
     health: HealthConfig = Field(default_factory=HealthConfig)
     limits: LimitsConfig = Field(default_factory=LimitsConfig)
+    admission: AdmissionConfig = Field(default_factory=lambda: AdmissionConfig())
     identity: IdentityConfig = Field(default_factory=IdentityConfig)
     cache: CacheConfig = Field(default_factory=CacheConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)

@@ -23,8 +23,8 @@ EXIT_CANNOT = 2
 _STYLES = {"evicted": "red", "end": "dim", "table": "green", "prefetch": "cyan", "receipt": "cyan"}
 
 
-class NoCoordinatorError(Exception):
-    """The endpoint has none, or does not answer; the message says what to do."""
+class NoAnswerError(Exception):
+    """The endpoint does not answer, or not with what was asked for; the message says what to do."""
 
 
 class UnknownWorkflowError(Exception):
@@ -52,8 +52,8 @@ def top(
                     Console().print(screen(status, latest))
                 return
             _watch(http, period, workflows)
-        except NoCoordinatorError as error:
-            _fail(str(error))
+        except NoAnswerError as error:
+            fail(str(error))
         except KeyboardInterrupt:
             return
 
@@ -69,9 +69,9 @@ def why(
     """
     with httpx.Client(base_url=base_url.rstrip("/"), timeout=ANSWER_LIMIT_S) as http:
         try:
-            found = _ask(http, "GET", path=f"/coordinator/workflows/{quote(workflow, safe='')}")
-        except NoCoordinatorError as error:
-            _fail(str(error))
+            found = ask_endpoint(http, "GET", path=f"/coordinator/workflows/{quote(workflow, safe='')}")
+        except NoAnswerError as error:
+            fail(str(error))
         except UnknownWorkflowError as error:
             typer.echo(f"{error}: it has made no call, or ended long ago", err=True)
             raise typer.Exit(1) from None
@@ -105,9 +105,9 @@ def coordinator(
     """
     with httpx.Client(base_url=base_url.rstrip("/"), timeout=ANSWER_LIMIT_S) as http:
         try:
-            status = _ask(http, "GET") if mode is None else _ask(http, "POST", {"mode": mode})
-        except NoCoordinatorError as error:
-            _fail(str(error))
+            status = ask_endpoint(http, "GET") if mode is None else ask_endpoint(http, "POST", {"mode": mode})
+        except NoAnswerError as error:
+            fail(str(error))
     typer.echo(status["mode"])
 
 
@@ -170,7 +170,7 @@ def _watch(http: httpx.Client, period: float, workflows: int) -> None:
             try:
                 live.update(screen(*_look(http, workflows)), refresh=True)
                 seen = True
-            except NoCoordinatorError as error:
+            except NoAnswerError as error:
                 if not seen:
                     raise
                 live.update(Text(f"waiting: {error}"), refresh=True)
@@ -178,12 +178,12 @@ def _watch(http: httpx.Client, period: float, workflows: int) -> None:
 
 
 def _look(http: httpx.Client, workflows: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    latest = _ask(http, "GET", path=f"/coordinator/workflows?limit={workflows}")
-    return _ask(http, "GET"), latest["data"]
+    latest = ask_endpoint(http, "GET", path=f"/coordinator/workflows?limit={workflows}")
+    return ask_endpoint(http, "GET"), latest["data"]
 
 
-def _ask(http: httpx.Client, method: str, body: Any = None, path: str = "/coordinator") -> dict[str, Any]:
-    """What the endpoint says. Raises NoCoordinatorError, or UnknownWorkflowError."""
+def ask_endpoint(http: httpx.Client, method: str, body: Any = None, path: str = "/coordinator") -> dict[str, Any]:
+    """What the endpoint says to a request. Raises NoAnswerError, or UnknownWorkflowError."""
     try:
         reply = http.request(method, path, json=body)
         said: dict[str, Any] = reply.json()
@@ -191,12 +191,12 @@ def _ask(http: httpx.Client, method: str, body: Any = None, path: str = "/coordi
             return said
         code, message = said["error"]["code"], said["error"]["message"]
     except httpx.HTTPError as error:
-        raise NoCoordinatorError(
+        raise NoAnswerError(
             f"{http.base_url} does not answer ({error}); start one: serve run configs/laptop.yaml"
         ) from error
     except (ValueError, KeyError, TypeError) as error:
-        raise NoCoordinatorError(f"{http.base_url} does not answer as a Forecache endpoint") from error
-    raise (UnknownWorkflowError if code == "workflow_not_found" else NoCoordinatorError)(message)
+        raise NoAnswerError(f"{http.base_url} does not answer as a Forecache endpoint") from error
+    raise (UnknownWorkflowError if code == "workflow_not_found" else NoAnswerError)(message)
 
 
 def _state(found: dict[str, Any]) -> str:
@@ -205,6 +205,6 @@ def _state(found: dict[str, Any]) -> str:
     return "running" if found["running"] else "between two calls"
 
 
-def _fail(message: str) -> NoReturn:
+def fail(message: str) -> NoReturn:
     typer.echo(f"error: {message}", err=True)
     raise typer.Exit(EXIT_CANNOT)

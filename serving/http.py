@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cache_actor.messages import RequestIdentity
-from serving.calls import Reply
+from serving.calls import SSE, Reply
 from serving.errors import ApiError, invalid_request, sse_event
 
 MAX_DEPTH = 256
@@ -75,7 +75,7 @@ def identity_headers(identity: RequestIdentity) -> Mapping[str, str]:
 
 
 class CallStream(StreamingResponse):
-    """The rest of an engine's stream. `over` is called when it ends, in whatever way, begun or not."""
+    """The rest of a stream. `over` is called when it ends, in whatever way, begun or not."""
 
     def __init__(
         self,
@@ -102,10 +102,14 @@ class CallStream(StreamingResponse):
         yield reply.body
         try:
             async for part in parts:
-                assert isinstance(part, bytes)
-                yield part
+                yield part if isinstance(part, bytes) else _as_event(part)
         except ApiError as error:
             yield sse_event(error)
+
+
+def _as_event(reply: Reply) -> bytes:
+    """An engine's reply in a stream that has begun before it: what is no stream itself is an error."""
+    return reply.body if reply.media_type == SSE else b"data: " + reply.body + b"\n\n"
 
 
 class CancelledIsDisconnect:

@@ -9,29 +9,32 @@ import contextlib
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 from ray import serve
-from ray.exceptions import RayActorError, RayError, TaskCancelledError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
 from ray.serve.handle import DeploymentHandle
+from ray.util import metrics
 from starlette.requests import ClientDisconnect
 
 from cache_actor.messages import RequestIdentity
 from cache_actor.planner import MODES
 from cache_actor.workflows import State, Workflow, WorkflowRegistry
+from serving.admission import Admission, Ticket
+from serving.admission_metrics import AdmissionMetrics
 from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
 from serving.ends import ENGINE_LOST, how_it_ended, tell_ends
-from serving.errors import ApiError, engine_down, invalid_request
+from serving.engine_calls import EngineCalls
+from serving.errors import ApiError, invalid_request
+from serving.held_calls import answer
 from serving.http import CallStream, identity_headers, new_api, read_json
 from serving.identity import Identified, clean_id, identify
 from serving.logs import log_through_serve
 from serving.placement import Placement, placement_named
+from serving.workflow_view import workflow_view
 
 logger = logging.getLogger("forecache")
 
@@ -63,11 +66,14 @@ class Ingress:
     ) -> None:
         log_through_serve()
         self._config = config
-        self._engines = engines.options(stream=True)
         self._queries = engines
         self._coordinator = coordinator
         self._placement: Placement = placement_named(
             placement, config.router.overload_bound, config.identity.max_workflows
+        )
+        self._calls = EngineCalls(engines, self._placement, config.limits)
+        self._door = Admission(
+            config.admission, self._placement.engines, config.limits.retry_after_s, AdmissionMetrics(metrics)
         )
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
         self._conversations = ConversationIndex(config.identity.max_conversations)
@@ -76,7 +82,7 @@ class Ingress:
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         # Ends are told from a task of their own, not from within a request: see `engines`.
-        work = (self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end))
+        work = (self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end), self._door.run())
         self._tasks = [loop.create_task(one) for one in work]
 
     @api.post("/v1/chat/completions")
@@ -124,7 +130,7 @@ class Ingress:
         try:
             answer: dict[str, Any] = await self._queries.ask.remote(EngineQuery(engine), what)
         except ENGINE_LOST as error:
-            raise self._down(f"it does not answer ({type(error).__name__})") from error
+            raise self._calls.down(f"it does not answer ({type(error).__name__})") from error
         return answer
 
     @api.get("/v1/coordinator")
@@ -153,6 +159,20 @@ class Ingress:
                 404, f"the coordinator knows no workflow {workflow_id!r}", "workflow_not_found", "workflow_id"
             )
         return found
+
+    @api.get("/v1/admission")
+    async def admission(self) -> dict[str, Any]:
+        return self._door.status()
+
+    @api.post("/v1/admission")
+    async def switch_admission(self, request: Request) -> dict[str, Any]:
+        mode = (await read_json(request, self._config.limits.max_body_bytes)).get("mode")
+        if mode not in ("on", "off") and (isinstance(mode, bool) or not isinstance(mode, int) or mode < 1):
+            reason = f"mode cannot be {mode!r}; choose from on, off, or a number of workflows, at least 1"
+            raise invalid_request(reason, param="mode")
+        self._door.switch(mode)
+        logger.warning("forecache: admission is switched to %s", mode)
+        return self._door.status()
 
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
@@ -196,75 +216,41 @@ class Ingress:
     async def _call(self, kind: Kind, request: Request) -> Response:
         request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         headers: dict[str, str] = {}  # Serve's proxy adds x-request-id, the client's own if it sent one
-        if self._inflight >= self._config.limits.max_inflight_requests:
-            error = self._overloaded(f"the server has {self._inflight} calls in hand, as many as it takes")
+        in_hand = self._inflight - self._door.waiting
+        if in_hand >= self._config.limits.max_inflight_requests:
+            error = self._calls.overloaded(f"the server has {in_hand} calls in hand, as many as it takes")
             return JSONResponse(error.body(), error.status, headers | error.headers())
         self._inflight += 1
+        ticket: Ticket | None = None
         identity: RequestIdentity | None = None
         handed_over = False  # to a response that says itself when it is over
         try:
             body = self._clean(await read_json(request, self._config.limits.max_body_bytes))
             identified = identify(request.headers, body, self._config.identity, self._conversations)
+            headers |= identity_headers(identified.identity)
+            ticket = self._door.ask(identified.identity)
             identity = identified.identity
-            headers |= identity_headers(identity)
             self._begin(identified)
-            parts = self._parts(EngineCall(kind, body, identity, request_id, identified.anchor))
+            call = EngineCall(kind, body, identity, request_id, identified.anchor)
+            parts = answer(call, ticket, self._door, self._calls, self._config.admission.keep_alive_s)
             reply = await anext(parts)
             assert isinstance(reply, Reply)
-            headers["x-engine-id"] = reply.engine
+            if reply.engine:  # a call that is still held has none
+                headers |= {"x-engine-id": reply.engine, "x-forecache-queue-ms": str(ticket.queue_ms)}
             if reply.retry_after_s is not None:
                 headers["retry-after"] = str(reply.retry_after_s)
             if reply.media_type != SSE:
                 await parts.aclose()
                 return Response(reply.body, reply.status, headers, reply.media_type)
             handed_over = True
-            return CallStream(reply, parts, headers, over=lambda: self._over(identity))
+            return CallStream(reply, parts, headers, over=lambda: self._over(identity, ticket))
         except ApiError as error:
             return JSONResponse(error.body(), error.status, headers | error.headers())
         except ClientDisconnect:
             return Response(status_code=499)
         finally:
             if not handed_over:
-                self._over(identity)
-
-    async def _parts(self, call: EngineCall) -> AsyncGenerator[Reply | bytes, None]:
-        """What the engine says; every way in which it can fail to is an `ApiError`."""
-        response = self._engines.call.remote(call)
-        parts = aiter(response)
-        finished = False
-        try:
-            reply = await self._first(anext(parts))
-            finished = reply.media_type != SSE
-            yield reply
-            async for part in parts:
-                yield part
-            finished = True
-        except BackPressureError as error:
-            raise self._overloaded("every engine is busy and the queue is full") from error
-        except (RayActorError, DeploymentUnavailableError) as error:
-            raise self._down(f"it was lost while it answered ({type(error).__name__})") from error
-        except (RequestCancelledError, TaskCancelledError) as error:
-            raise self._down("the call was cancelled by the server") from error
-        except RayError as error:
-            logger.exception("forecache: call %s failed", call.rid)
-            raise ApiError(500, "the engine failed to answer; the log of the ingress has the reason") from error
-        finally:
-            if not finished:
-                response.cancel()
-
-    async def _first(self, coming: Any) -> Reply:
-        """The first part; an error when there is still no engine after a while."""
-        task = asyncio.ensure_future(coming)
-        # A client that leaves takes nobody along who would look at how the task ended.
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            while not task.done():
-                await asyncio.wait({task}, timeout=self._config.limits.engine_wait_s)
-                if not task.done() and not self._placement.engines():
-                    raise self._down("none is running")
-            return task.result()  # type: ignore[no-any-return]
-        finally:
-            task.cancel()
+                self._over(identity, ticket)
 
     def _clean(self, body: dict[str, Any]) -> dict[str, Any]:
         model = body.get("model")
@@ -294,8 +280,10 @@ class Ingress:
             self._conversations.remember(identified.conversation, identified.identity.workflow)
         self._release_ended()
 
-    def _over(self, identity: RequestIdentity | None) -> None:
+    def _over(self, identity: RequestIdentity | None, ticket: Ticket | None) -> None:
         self._inflight -= 1
+        if ticket is not None:
+            self._door.leave(ticket)
         if identity is not None:
             self._registry.end_call(identity, time.monotonic())
             self._release_ended()
@@ -309,6 +297,7 @@ class Ingress:
                 workflow = self._registry.get(workflow_id)
                 self._ended.put_nowait((engine, workflow_id, how_it_ended(workflow)))
             self._placement.release(workflow_id)
+            self._door.over(workflow_id)
 
     async def _expire(self) -> None:
         while True:
@@ -330,31 +319,4 @@ class Ingress:
         return workflow
 
     def _workflow(self, workflow: Workflow) -> dict[str, Any]:
-        return {
-            "id": workflow.id,
-            "object": "workflow",
-            "state": workflow.state,
-            "source": workflow.source,
-            "parent": workflow.parent,
-            "tenant": workflow.tenant,
-            "priority": workflow.priority,
-            "engine": self._placement.engine_of(workflow.id),
-            "calls": workflow.calls,
-            "running": workflow.running,
-            "agents": workflow.agents,
-            "current_agent": workflow.current_agent,
-            "created": self._wall_clock(workflow.created),
-            "last_seen": self._wall_clock(workflow.last_seen),
-            "ended": self._wall_clock(workflow.ended) if workflow.ended is not None else None,
-            "end_reason": workflow.end_reason,
-        }
-
-    def _wall_clock(self, monotonic: float) -> float:
-        """Unix time in seconds, for people; nothing is decided by it."""
-        return round(time.time() - time.monotonic() + monotonic, 3)
-
-    def _overloaded(self, reason: str) -> ApiError:
-        return ApiError(429, reason, "overloaded", retry_after_s=self._config.limits.retry_after_s)
-
-    def _down(self, reason: str) -> ApiError:
-        return engine_down(reason, self._config.limits.retry_after_s)
+        return workflow_view(workflow, self._placement.engine_of(workflow.id), self._door.queued(workflow.id))

@@ -50,4 +50,4 @@ class WorkflowRouter(RequestRouter):
             engine: self.replica_queue_len_cache.get(replica.replica_id) or 0 for engine, replica in by_engine.items()
         }
         tagged = target.identity.source != "inferred"
-        return self._placement.place(target.identity.workflow, target.anchor, tagged, calls)
+        return self._placement.place(target.identity.workflow, target.anchor, tagged, calls, target.wanted)

@@ -2,107 +2,92 @@
 
 A workflow is *in* from the moment that its first call may go until it is over; what is in counts against the limit of
 its engine. When more are in than the limit says, the cheapest of those that are between two calls are *paused*: they
-count no more, and their next call waits for a place as if it were their first, but before all that came later.
+count no more, and their next call waits for a place as if it were their first, but before those of its tenant that
+came later.
 """
 
 from __future__ import annotations
 
-import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from typing import Literal
 
-
-@dataclass(slots=True)
-class _Member:
-    """A workflow that has asked.
-
-    Attributes:
-        since: when it first asked: its place in the queue for as long as it lives.
-        engine: where it lives, None before it was let in first.
-        inside: whether it counts. `held` calls of it wait, `running` of them are under way.
-        tokens, gap_s, remaining: of its context, forecast to its next call (seconds), forecast calls until it ends.
-    """
-
-    name: str
-    since: float
-    number: int
-    engine: str | None = None
-    inside: bool = False
-    held: int = 0
-    running: int = 0
-    tokens: int = 0
-    gap_s: float = 0.0
-    remaining: float = 1.0
-
-    def pause_cost(self) -> tuple[float, int]:
-        """What is lost if it is paused; the least is paused first: small contexts, long gaps, a far end. Of equals
-        the latest comer."""
-        return self.tokens / ((1.0 + self.gap_s) * max(1.0, self.remaining)), -self.number
-
-
-@dataclass(slots=True)
-class _Room:
-    limit: int | None = None
-    inside: dict[str, None] = field(default_factory=dict)
-
-    def free(self) -> float:
-        return float("inf") if self.limit is None else self.limit - len(self.inside)
+from cache_actor.admission.bounds import Bounds, Queued, Refused
+from cache_actor.admission.queue import Queue
+from cache_actor.admission.room import Member, Room, roomiest
+from cache_actor.admission.shares import Claim, Mean, Shares, Tenant
 
 
 class Gate:
-    """Lets workflows in as far as the engines' limits allow. Without engines, and without limits, everybody goes."""
+    """Lets workflows in as far as the engines' limits allow. Without engines, and without limits, everybody goes.
 
-    def __init__(self) -> None:
-        self._rooms: dict[str, _Room] = {}
-        self._members: dict[str, _Member] = {}
-        self._queue: list[tuple[float, int, str]] = []
+    Attributes:
+        counts: what has happened: `held`, `let_in`, `overdue` (of these those let in beyond a limit, having waited for
+            `max_wait_s`), `refused_full`, `refused_wait`, `paused`, `gave_up` (idle ones whose place another got).
+    """
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds or Bounds()
+        self._rooms: dict[str, Room] = {}
+        self._members: dict[str, Member] = {}
+        self._shares = Shares(self._bounds.weights)
+        self._queue = Queue(self._shares)
         self._numbers = itertools.count()
+        self._now = 0.0
+        self._needs = Mean()  # seconds in places that a workflow takes, pauses left out
+        self.counts: Counter[str] = Counter()
 
-    def set_limits(self, limits: Mapping[str, int | None]) -> None:
+    def set_limits(self, limits: Mapping[str, int | None], now: float | None = None) -> None:
         """The engines that there are, each with its limit; None: no limit. Workflows of an engine that is gone stay
         in, and count nowhere until they are placed anew."""
+        self._clock(now)
         for engine in self._rooms.keys() - limits.keys():
-            for name in self._rooms.pop(engine).inside:
-                self._members[name].engine = None
+            self._close(engine)
         for engine, limit in limits.items():
-            self._rooms.setdefault(engine, _Room()).limit = limit
+            self._rooms.setdefault(engine, Room()).limit = limit
         for room in self._rooms.values():
             self._pause(room)
 
-    def ask(self, workflow: str, now: float) -> str | None:
+    def ask(self, workflow: str, now: float, tenant: str = "", priority: int = 0, parent: str = "") -> str | None:
         """A call of a workflow has come. The engine to which it goes at once, "" if that is not for the gate to say,
-        None if it waits until `admitted` names it."""
+        None if it waits until `admitted` names it.
+
+        Args:
+            tenant: whose it is, which is settled by a workflow's first call.
+            priority: among those of the tenant that wait, higher first.
+            parent: the workflow that has started this one. If that one is in, so is this one, whatever the limit: the
+                two would wait for each other. If it is paused, this one waits as if it had come with it.
+
+        Raises:
+            Refused: it may not wait. Only a workflow that has never been in is ever refused.
+        """
+        self._clock(now)
         member = self._members.get(workflow)
         if member is None:
-            member = self._members[workflow] = _Member(workflow, now, next(self._numbers))
+            member = Member(workflow, self._shares.tenant(tenant), self._now, next(self._numbers))
+            if (starter := self._members.get(parent)) is not None:
+                member.since = starter.since
+                if starter.inside:
+                    self._let_in(member, self._engine_for(member))
         if not member.inside and not self._enter(member):
-            member.held += 1
-            if member.held == 1:
-                heapq.heappush(self._queue, (member.since, member.number, workflow))
+            self._hold(member, priority)
             return None
         member.running += 1
-        return member.engine or ""
+        if member.engine is None:
+            return ""
+        self._rooms[member.engine].wake(member)
+        return member.engine
 
-    def admitted(self) -> list[tuple[str, str]]:
-        """The workflows whose held calls go now, all of them at once, and the engine of each."""
+    def admitted(self, now: float | None = None) -> list[tuple[str, str]]:
+        """The workflows whose held calls go now, all of them at once, and the engine of each. To be asked after
+        whatever may have freed a place, and now and then for those who have waited too long."""
+        self._clock(now)
+        for room in self._rooms.values():
+            self._pause(room)
         came: list[tuple[str, str]] = []
-        blocked: list[tuple[float, int, str]] = []
-        while (
-            self._queue and any(room.free() >= 1 for room in self._rooms.values()) or (self._queue and not self._rooms)
-        ):
-            entry = heapq.heappop(self._queue)
-            member = self._members.get(entry[2])
-            if member is None or not member.held or member.number != entry[1]:
-                continue
-            if not member.inside and not self._enter(member, queue=False):
-                blocked.append(entry)  # its own engine is full; others are not
-                continue
-            member.running += member.held
-            member.held = 0
+        while self._queue and (member := self._next()) is not None:
             came.append((member.name, member.engine or ""))
-        for entry in blocked:
-            heapq.heappush(self._queue, entry)
         return came
 
     def placed(self, workflow: str, engine: str) -> None:
@@ -110,10 +95,12 @@ class Gate:
         member = self._members.get(workflow)
         if member is None or not member.inside or member.engine == engine:
             return
-        if member.engine in self._rooms:
-            self._rooms[member.engine].inside.pop(workflow, None)
+        if member.engine is not None:
+            self._rooms[member.engine].drop(member)
         member.engine = engine
-        self._rooms.setdefault(engine, _Room()).inside[workflow] = None
+        self._rooms.setdefault(engine, Room()).take(member)
+        if not member.running:
+            self._rooms[engine].rest(member, member.idle_until)
 
     def note(self, workflow: str, tokens: int, gap_s: float = 0.0, remaining: float = 1.0) -> None:
         """What is known of a workflow: tokens of its context, seconds to its next call, calls until it ends."""
@@ -121,76 +108,224 @@ class Gate:
         if member is not None:
             member.tokens, member.gap_s, member.remaining = tokens, gap_s, remaining
 
-    def done(self, workflow: str) -> None:
-        """A call that went is over, in whatever way."""
+    def done(self, workflow: str, now: float | None = None, lasting: bool = True) -> None:
+        """A call that went is over, in whatever way. `lasting`: another is to be expected; otherwise the workflow's
+        place goes to the next who waits for it."""
+        self._clock(now)
         member = self._members.get(workflow)
         if member is None:
             return
         member.running = max(0, member.running - 1)
-        if member.engine in self._rooms:
-            self._pause(self._rooms[member.engine])
+        idle_until = self._now + (self._bounds.idle_s if lasting else 0.0)
+        if not member.inside or member.engine is None:
+            member.idle_until = idle_until
+            return
+        room = self._rooms[member.engine]
+        if not member.running:
+            room.rest(member, idle_until)
+        self._pause(room)
 
     def left(self, workflow: str) -> None:
         """The client of a held call has gone."""
         member = self._members.get(workflow)
-        if member is not None and member.held:
+        if member is None or not member.held:
+            return
+        if member.held > 1:
             member.held -= 1
-            if not member.held and member.engine is None and not member.inside:
-                del self._members[workflow]
+            self._queue.new_calls -= not member.known
+            return
+        self._queue.remove(member)
+        member.held = 0
+        if not member.known:
+            self._forget(member)
 
-    def over(self, workflow: str) -> None:
+    def over(self, workflow: str, now: float | None = None) -> None:
         """A workflow has ended: its place is free. Calls of it that are held go with it."""
-        member = self._members.pop(workflow, None)
-        if member is not None and member.engine in self._rooms:
-            self._rooms[member.engine].inside.pop(workflow, None)
+        self._clock(now)
+        member = self._members.get(workflow)
+        if member is None:
+            return
+        if member.held:
+            self._queue.remove(member)
+        if member.inside:
+            self._leave(member)
+        elif member.place_s:  # it was paused
+            self._learn(member)
+        self._forget(member)
 
     def inside(self, engine: str) -> Iterable[str]:
         """The workflows that count against an engine's limit."""
         return self._rooms[engine].inside.keys() if engine in self._rooms else ()
 
+    def count(self, engine: str) -> int:
+        """How many they are."""
+        return len(self._rooms[engine].inside) if engine in self._rooms else 0
+
     @property
     def held(self) -> int:
         """Workflows with a call that waits."""
-        return sum(1 for member in self._members.values() if member.held)
+        return len(self._queue)
 
-    def _enter(self, member: _Member, queue: bool = True) -> bool:
-        """Lets a workflow in if there is room, and nobody with an older claim to it waits (`queue`)."""
+    @property
+    def new_calls(self) -> int:
+        """Calls that wait of workflows that have never been in."""
+        return self._queue.new_calls
+
+    @property
+    def limited(self) -> bool:
+        """Whether any engine has a limit."""
+        return any(room.limit is not None for room in self._rooms.values())
+
+    def tenants(self) -> Iterable[Tenant]:
+        """The tenants of the workflows that are in or wait."""
+        return self._shares.tenants()
+
+    def queued(self, workflow: str, now: float) -> Queued | None:
+        """How a workflow stands in the queue; None if it does not wait."""
+        member = self._queue.get(workflow)
+        if member is None:
+            return None
+        ahead = self._queue.ahead(member, member.claim)
+        wait_s = self._wait_s(member, ahead)
+        estimate_s = None if wait_s is None else wait_s * member.tenant.lateness()
+        return Queued(ahead + 1, self.held, max(0.0, now - member.asked), estimate_s)
+
+    def _clock(self, now: float | None) -> None:
+        if now is not None and now > self._now:
+            self._now = now
+
+    def _enter(self, member: Member) -> bool:
+        """Lets a workflow in if there is room for which nobody waits."""
         engine = self._engine_for(member)
-        if engine is None:
-            return not self._rooms and self._let_in(member, None)
-        if self._rooms[engine].free() < 1 or (queue and self._somebody_waits(member)):
+        if engine is not None and (self._rooms[engine].free() < 1 or self._queue.head(engine) is not None):
             return False
-        return self._let_in(member, engine)
-
-    def _let_in(self, member: _Member, engine: str | None) -> bool:
-        member.inside = True
-        member.engine = engine
-        if engine is not None:
-            self._rooms[engine].inside[member.name] = None
+        self._let_in(member, engine)
         return True
 
-    def _engine_for(self, member: _Member) -> str | None:
-        """Where its context is; for a new one the engine with the most room, of equals the one with fewest in."""
-        if member.engine in self._rooms:
-            return member.engine
+    def _let_in(self, member: Member, engine: str | None) -> None:
+        self._remember(member)
+        member.inside = member.known = True
+        member.engine = engine
+        member.entered = self._now
+        member.charged = self._shares.charge(member.tenant)
+        self._queue.moved(member.tenant)
+        if engine is not None:
+            self._rooms[engine].take(member)
+
+    def _leave(self, member: Member, paused: bool = False) -> None:
+        """Frees its place. `paused`: it will want it back."""
+        member.inside = False
+        if member.engine is not None:
+            self._rooms[member.engine].drop(member)
+        stay_s = self._now - member.entered
+        self._shares.settle(member.tenant, member.charged, stay_s)
+        self._queue.moved(member.tenant)
+        member.place_s += stay_s
+        if not paused:
+            self._learn(member)
+
+    def _learn(self, member: Member) -> None:
+        """It needs no place any more, as far as anybody knows."""
+        self._needs.take(member.place_s)
+        member.place_s = 0.0
+
+    def _hold(self, member: Member, priority: int) -> None:
+        if not member.known and self.new_calls >= self._bounds.max_waiting:
+            self._refuse("full", self._wait_s(member, 0))
+        if not member.held:
+            self._queue_up(member, (-priority, member.since, member.number, member.name))
+        member.held += 1
+        self._queue.new_calls += not member.known
+
+    def _queue_up(self, member: Member, claim: Claim) -> None:
+        expected_s = self._wait_s(member, self._queue.ahead(member, claim))
+        late_s = (expected_s or 0.0) * member.tenant.lateness() - self._bounds.expectable_s
+        if not member.known and late_s > 0:
+            self._refuse("wait", late_s)
+        self._remember(member)
+        member.claim, member.asked, member.expected_s = claim, self._now, expected_s
+        self._queue.add(member)
+        self.counts["held"] += 1
+
+    def _refuse(self, reason: Literal["full", "wait"], retry_after_s: float | None) -> None:
+        self.counts[f"refused_{reason}"] += 1
+        raise Refused(reason, retry_after_s)
+
+    def _next(self) -> Member | None:
+        """Lets in whose turn it is; None: there is no room for anybody."""
+        oldest = self._queue.oldest()
         if not self._rooms:
-            return None
-        return min(self._rooms, key=lambda name: (-self._rooms[name].free(), len(self._rooms[name].inside), name))
+            return self._admit(oldest, None)
+        if self._now - oldest.asked >= self._bounds.max_wait_s:
+            engine = self._engine_for(oldest)
+            assert engine is not None, "there are rooms"
+            self.counts["overdue"] += self._rooms[engine].free() < 1
+            return self._admit(oldest, engine)
+        heads = {engine: head for engine in self._rooms if (head := self._queue.head(engine)) is not None}
+        rooms = {engine: self._rooms[engine] for engine in heads if self._rooms[engine].free() >= 1}
+        if not rooms:
+            engine = next((engine for engine in heads if self._make_room(self._rooms[engine])), None)
+            if engine is None:
+                return None
+            rooms = {engine: self._rooms[engine]}
+        engine = roomiest(rooms)
+        return self._admit(heads[engine], engine)
 
-    def _somebody_waits(self, member: _Member) -> bool:
-        while self._queue:
-            since, number, name = self._queue[0]
-            head = self._members.get(name)
-            if head is not None and head.held and head.number == number:
-                return (since, number) < (member.since, member.number)
-            heapq.heappop(self._queue)
-        return False
+    def _admit(self, member: Member, engine: str | None) -> Member:
+        self._queue.remove(member)
+        if not member.known and member.expected_s is not None:
+            member.tenant.waits.take(self._now - member.asked)
+            member.tenant.expected.take(member.expected_s)
+        self._let_in(member, engine)
+        member.running += member.held
+        member.held = 0
+        self.counts["let_in"] += 1
+        return member
 
-    def _pause(self, room: _Room) -> None:
+    def _make_room(self, room: Room) -> bool:
+        """Takes their places from those who have been idle for too long, if that frees one."""
+        idle = room.longest_idle(1 - int(room.free()), self._now)
+        for member in idle:
+            self._leave(member)
+        self.counts["gave_up"] += len(idle)
+        return bool(idle)
+
+    def _pause(self, room: Room) -> None:
         excess = -room.free()
         if excess < 1:
+            room.over_since = None
             return
-        idle = [self._members[name] for name in room.inside if not self._members[name].running]
-        for member in sorted(idle, key=_Member.pause_cost)[: int(excess)]:
-            member.inside = False
-            del room.inside[member.name]
+        if room.over_since is None:
+            room.over_since = self._now
+        if self._now - room.over_since >= self._bounds.pause_after_s:
+            for member in room.cheapest_idle(int(excess)):
+                self._leave(member, paused=True)
+                self.counts["paused"] += 1
+
+    def _close(self, engine: str) -> None:
+        """The engine is gone, and what is paused or in there is at home nowhere."""
+        del self._rooms[engine]
+        self._queue.close(engine)
+        for member in self._members.values():
+            if member.engine == engine:
+                member.engine = None
+
+    def _remember(self, member: Member) -> None:
+        if member.name not in self._members:
+            self._members[member.name] = member
+            member.tenant.members += 1
+
+    def _forget(self, member: Member) -> None:
+        del self._members[member.name]
+        member.tenant.members -= 1
+
+    def _engine_for(self, member: Member) -> str | None:
+        """Where its context is; for a new one the engine with the most room."""
+        return member.engine or (roomiest(self._rooms) if self._rooms else None)
+
+    def _wait_s(self, member: Member, ahead: int) -> float | None:
+        """Until so many and one more have found a place, at the rate at which those that are in are seen to be over."""
+        rooms = self._rooms.values() if member.engine is None else (self._rooms[member.engine],)
+        places = sum(room.used() for room in rooms)
+        need_s = self._needs.value
+        return None if need_s is None or not places else (ahead + 1) * need_s / places

@@ -22,6 +22,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "deployment": {"num_replicas": 2, "num_cpus": 0.5},
         "health": {"stall_s": 15},
         "limits": {"max_body_bytes": 200_000, "max_inflight_requests": 64},
+        "admission": {"keep_alive_s": 0.3, "max_waiting": 4},
         "identity": {"idle_timeout_s": 8},
         "cache": {"learned_dir": ""},
         "predictor": {"traces_dir": ""},

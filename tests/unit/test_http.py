@@ -262,6 +262,30 @@ class TestApiError:
         assert event.count(b"\n") == 2
 
 
+class TestStreams:
+    @pytest.mark.parametrize(
+        ("reply", "event"),
+        [
+            (Reply(200, SSE, "e1", b"data: first\n\n"), "data: first\n\n"),
+            (Reply(400, "application/json", "e1", b'{"error":{}}'), 'data: {"error":{}}\n\n'),
+        ],
+    )
+    def test_an_engines_reply_in_a_stream_that_has_begun_is_a_part_of_it(self, reply: Reply, event: str) -> None:
+        api = new_api()
+
+        async def parts() -> AsyncGenerator[Reply | bytes, None]:
+            yield b": queued\n\n"
+            yield reply
+
+        @api.get("/stream")
+        async def stream() -> CallStream:
+            return CallStream(Reply(200, SSE, "", b": queued\n\n"), parts(), {}, lambda: None)
+
+        response = TestClient(api).get("/stream")
+        assert response.status_code == 200
+        assert response.text == ": queued\n\n: queued\n\n" + event
+
+
 class TestLeaving:
     @pytest.mark.parametrize("how", ["disconnect", "cancelled"])
     async def test_a_client_that_leaves_ends_its_stream_quietly_however_it_is_told(self, how: str) -> None:

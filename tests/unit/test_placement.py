@@ -43,9 +43,15 @@ class AgainstANaiveModel(RuleBasedStateMachine):
         self.engines: set[str] = set()
         self.known: list[tuple[str, str]] = []
 
-    @rule(workflow=workflow_ids, anchor=anchors, tagged=st.booleans(), calls=calls_in_flight)
-    def place(self, workflow: str, anchor: str | None, tagged: bool, calls: dict[str, int]) -> None:
-        engine = self.placement.place(workflow, anchor, tagged, calls)
+    @rule(
+        workflow=workflow_ids,
+        anchor=anchors,
+        tagged=st.booleans(),
+        calls=calls_in_flight,
+        wanted=st.sampled_from([None, None, None, *ENGINES]),
+    )
+    def place(self, workflow: str, anchor: str | None, tagged: bool, calls: dict[str, int], wanted: str | None) -> None:
+        engine = self.placement.place(workflow, anchor, tagged, calls, wanted)
         if not self.engines:
             assert engine is None
             return
@@ -54,7 +60,10 @@ class AgainstANaiveModel(RuleBasedStateMachine):
         if before is None:
             self.known.append((workflow, engine))
             load = Counter(e for _, e in self.known)
-            assert load[engine] <= most(len(self.known), len(self.engines))
+            if wanted in self.engines:
+                assert engine == wanted
+            else:
+                assert load[engine] <= most(len(self.known), len(self.engines))
             self.known = self.known[-MAX_WORKFLOWS:]
         else:
             assert engine == before

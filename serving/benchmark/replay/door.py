@@ -40,20 +40,20 @@ class Door:
         self._gate.note(workflow, context_tokens, gap_s)
         self._gate.done(workflow)
 
-    def over(self, workflow: str) -> None:
+    def over(self, workflow: str, now: float | None = None) -> None:
         self._contexts.pop(workflow, None)
-        self._gate.over(workflow)
+        self._gate.over(workflow, now)
 
-    def admitted(self) -> list[tuple[str, int]]:
+    def admitted(self, now: float | None = None) -> list[tuple[str, int]]:
         """The workflows whose calls are held no more, each with the place of its engine."""
-        return [(workflow, int(engine)) for workflow, engine in self._gate.admitted()]
+        return [(workflow, int(engine)) for workflow, engine in self._gate.admitted(now)]
 
     def observe(self, now: float) -> None:
         """Finds the limits anew."""
         self.limits = [
             controller.observe(self._signals(place, now)) for place, controller in enumerate(self._controllers)
         ]
-        self._gate.set_limits({str(place): limit for place, limit in enumerate(self.limits)})
+        self._gate.set_limits({str(place): limit for place, limit in enumerate(self.limits)}, now)
 
     def sample(self, place: int) -> dict[str, float]:
         """For the timeline of an engine: the limit (left out without one), who is in, and who waits."""

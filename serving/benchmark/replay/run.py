@@ -184,7 +184,7 @@ class Replay:
 
     def _let_in(self, now: float) -> None:
         """The calls that are held no more."""
-        for name, place in self._door.admitted() if self._door is not None else ():
+        for name, place in self._door.admitted(now) if self._door is not None else ():
             self._enter(*self._held.pop(name), place, now)
 
     def _enter(self, workflow: Workflow, index: int, place: int, now: float) -> None:
@@ -286,7 +286,7 @@ class Replay:
         self._live[self._homes[workflow.id]] -= 1
         self._open -= 1
         if self._door is not None:
-            self._door.over(workflow.id)
+            self._door.over(workflow.id, now)
         if self._waiting:
             self._begin(self._waiting.popleft(), now)
         self._let_in(now)

@@ -19,7 +19,7 @@ class MadeUpEngine:
     id: str = "e"
     epoch: int = 1
     calm: bool = False
-    work: Work = Work(regret=0, device_tokens=1000, host_tokens=4000)
+    work: Work = field(default_factory=lambda: Work(regret=0, device_tokens=1000, host_tokens=4000))
     evicted: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 

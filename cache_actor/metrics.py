@@ -14,7 +14,6 @@ _FAMILIES = {
     "orders_": ("forecache_prefetch_orders", "status", "Prefetch orders by what became of them."),
     "cache_prefetch_": ("forecache_prefetch_tokens", "outcome", "Tokens prefetched, by what became of them."),
     "evicted_": ("forecache_evicted_tokens", "kind", "Tokens evicted from engines, by tier and reason."),
-    "gate_": ("forecache_gate_events", "what", "Workflows held, let in and paused at the ingresses."),
     "ended_": ("forecache_workflows_ended", "how", "Workflows that have ended."),
 }
 _SINGLE = {
@@ -50,13 +49,8 @@ class CoordinatorMetrics:
         )
         self._workflows = metrics.Gauge("forecache_workflows", "Living workflows.")
         self._engines = metrics.Gauge("forecache_engines", "Engines that report.")
-        self._admission = {
-            "admitted": metrics.Gauge("forecache_admitted_workflows", "Workflows that count against a limit."),
-            "held": metrics.Gauge("forecache_held_workflows", "Workflows with a call that waits for a place."),
-            "paused": metrics.Gauge("forecache_paused_workflows", "Workflows that have to wait for another place."),
-            "limited": metrics.Gauge("forecache_limited_engines", "Engines with a limit of workflows."),
-            "limit": metrics.Gauge("forecache_limit_workflows", "Sum of the limits of the engines that have one."),
-        }
+        self._limited = metrics.Gauge("forecache_limited_engines", "Engines with a limit of workflows.")
+        self._limit = metrics.Gauge("forecache_limit_workflows", "Sum of the limits of the engines that have one.")
         self._accuracy = metrics.Gauge(
             "forecache_forecast_accuracy_ratio", "Share of forecasts whose likeliest agent came.", tag_keys=("k",)
         )
@@ -79,8 +73,9 @@ class CoordinatorMetrics:
         """Brings all of them up to date."""
         self._workflows.set(len(cluster.workflows))
         self._engines.set(len(cluster.engines))
-        for name, figure in _admission(cluster).items():
-            self._admission[name].set(figure)
+        limits = [engine.limit for engine in cluster.engines.values() if engine.limit is not None]
+        self._limited.set(len(limits))
+        self._limit.set(sum(limits))
         for k, share in enumerate(cluster.accuracy.figures(), start=1):
             if share is not None:
                 self._accuracy.set(share, tags={"k": str(k)})
@@ -99,15 +94,3 @@ class CoordinatorMetrics:
             if name.startswith(prefix):
                 return self._families[prefix], {label: name.removeprefix(prefix)}
         return None
-
-
-def _admission(cluster: Cluster) -> dict[str, int]:
-    states = cluster.ingresses.known.values()
-    limits = [engine.limit for engine in cluster.engines.values() if engine.limit is not None]
-    return {
-        "admitted": sum(sum(state.admitted.values()) for state in states),
-        "held": sum(sum(state.held.values()) for state in states),
-        "paused": len(cluster.ingresses.paused),
-        "limited": len(limits),
-        "limit": sum(limits),
-    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,22 +15,17 @@ from cache_actor.messages import AdmissionAnswer, AdmissionReport, decode, encod
 
 logger = logging.getLogger("forecache")
 
-# What is in force without a coordinator: nobody is held.
-NO_LIMITS = AdmissionAnswer({}, [])
-
 
 class LimitsFeed:
     """One ingress's end of it: asks for limits again and again, for ever.
 
-    An answer is in force until the next one comes, but no longer than `stale_s`: after that NO_LIMITS is.
-
     Args:
         handle: of the coordinator's deployment.
-        report: how things stand at the gate; each must have another number than the one before.
-        apply: told every answer, and NO_LIMITS when the latest has become stale; neither may take long.
+        report: how things stand at the gate, under a number that grows.
+        apply: told every answer. Neither may take long.
         period_s: between two questions while anybody is held or paused, or any engine has a limit; `idle_s` otherwise.
         answer_limit_s: an answer that takes longer is not waited for.
-        stale_s: above `period_s` and `idle_s`. All are seconds.
+        stale_s: the latest answer is `stale` after so long; above `period_s` and `idle_s`. All are seconds.
 
     Attributes:
         counts: of answers, and of questions without one.
@@ -43,7 +39,7 @@ class LimitsFeed:
         period_s: float = 0.5,
         idle_s: float = 1.0,
         answer_limit_s: float = 3.0,
-        stale_s: float = 5.0,
+        stale_s: float = 10.0,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self._handle = handle
@@ -51,12 +47,13 @@ class LimitsFeed:
         self._apply = apply
         self._period_s, self._idle_s = period_s, idle_s
         self._answer_limit_s, self._stale_s = answer_limit_s, stale_s
-        self._answered_at: float | None = None
+        self._answered_at = -math.inf
+        self._silent = False
 
     @property
     def stale(self) -> bool:
-        """Whether there is no answer in force: none has come yet, or the latest is too old."""
-        return self._answered_at is None
+        """Whether there is nothing to go by: no answer has come yet, or the latest is too old."""
+        return time.monotonic() - self._answered_at > self._stale_s
 
     async def run(self) -> None:
         """For ever. Whatever happens to the coordinator, it is asked again."""
@@ -81,18 +78,13 @@ class LimitsFeed:
             self._missed(error)
             return busy
         self.counts["answers"] += 1
-        self._answered_at = time.monotonic()
+        self._answered_at, self._silent = time.monotonic(), False
         self._apply(answer)
         return busy or any(limit is not None for limit in answer.limits.values())
 
     def _missed(self, error: Exception) -> None:
         self.counts["unanswered"] += 1
-        if self._answered_at is not None and time.monotonic() - self._answered_at > self._stale_s:
-            logger.warning(
-                "forecache: the coordinator has said nothing of limits for %g s (%s: %.200s); everybody is let in",
-                self._stale_s,
-                type(error).__name__,
-                error,
-            )
-            self._answered_at = None
-            self._apply(NO_LIMITS)
+        if self.stale and not self._silent:
+            self._silent = True
+            reason = f"{type(error).__name__}: {str(error)[:200]}"
+            logger.warning("forecache: the coordinator says nothing of limits (%s)", reason)

@@ -41,12 +41,14 @@ class RequestIdentity:
 class Work:
     """What an engine has done since it started, in counts that only grow, and what its tiers hold, in tokens.
 
+    at: until when, in seconds of its machine's monotonic clock.
     prefill_s: seconds in which it was on prefill; `busy_s` in which it was on anything.
     computed: tokens of prompts, those of calls that are not over included; `output` tokens generated.
     regret: prompt tokens that were computed though they had been in the cache before; None: the cache cannot tell.
     host_tokens: 0 without a host tier.
     """
 
+    at: float = 0.0
     prefill_s: float = 0.0
     busy_s: float = 0.0
     computed: int = 0

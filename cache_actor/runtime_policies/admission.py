@@ -12,7 +12,8 @@ from cache_actor.cluster import Cluster
 from cache_actor.runtime import Draft, RuntimePolicy
 from cache_actor.state import EngineState, WorkflowState
 
-# Limits are found anew no oftener than this, in seconds.
+# Limits are found anew no oftener than this, in seconds of the engine's clock: so far apart are the moments that are
+# compared, however long it took to hear of them.
 PERIOD_S = 1.0
 
 
@@ -71,10 +72,10 @@ class Admission(RuntimePolicy):
             if workflow.engine == engine.id:
                 growth = self.score(workflow, engine)[""]
                 self._put(workflow.id, None if workflow.paused else (watch, workflow.path.context, growth))
-        now = engine.last_heard
-        if now >= watch.next_at and engine.work.regret is not None:
-            watch.next_at = now + PERIOD_S
-            watch.limit = watch.controller.observe(_signals(engine, engine.work.regret, watch, cluster))
+        work = engine.work
+        if work.regret is not None and work.at >= watch.next_at:
+            watch.next_at = work.at + PERIOD_S
+            watch.limit = watch.controller.observe(_signals(engine, work.regret, watch, cluster))
         draft.limit = watch.limit
         draft.figures = watch.controller.explain()
 
@@ -105,7 +106,7 @@ def _signals(engine: EngineState, regret: int, watch: _Watch, cluster: Cluster) 
     """Without an ingress that tells of a gate, all that lives on an engine is in."""
     ingresses, work = cluster.ingresses, engine.work
     return Signals(
-        at=engine.last_heard,
+        at=work.at,
         admitted=ingresses.admitted(engine.id) if ingresses.known else len(engine.workflows),
         held=ingresses.held(engine.id),
         running_calls=engine.running,

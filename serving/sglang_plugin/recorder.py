@@ -129,16 +129,16 @@ class Recorder:
                 waiting=len(scheduler.waiting_queue),
                 at=now,
                 pressure=getattr(getattr(scheduler, "tree_cache", None), "pressure", 0),
-                work=self._work(scheduler),
+                work=self._work(scheduler, now),
             )
         )
 
-    def _work(self, scheduler: Any) -> Work:
+    def _work(self, scheduler: Any, now: float) -> Work:
         """SGLang's own cache does not say what of it was computed before."""
         meter, cache = self._meter, scheduler.tree_cache
         regret: int | None = getattr(cache, "regret", None)
         tiers: tuple[int, int] = getattr(cache, "tier_tokens", (0, 0))
-        return Work(meter.prefill_s, meter.busy_s, meter.computed, meter.output, regret, *tiers)
+        return Work(now, meter.prefill_s, meter.busy_s, meter.computed, meter.output, regret, *tiers)
 
     def send(self, message: Message) -> None:
         if self._sender is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -15,7 +16,7 @@ from cache_actor.admission.base import _CONTROLLERS, register
 from cache_actor.cluster import Cluster
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.forecast import compiled
-from cache_actor.messages import AdmissionReport, EnginePlan, Work
+from cache_actor.messages import AdmissionReport, EnginePlan, SyncReport, Work
 from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
 from cache_actor.runtime_policies import make_runtime_policies
@@ -23,7 +24,7 @@ from cache_actor.runtime_policies.admission import PERIOD_S, Admission
 from cache_actor.runtime_policies.kv_reuse import LATE
 from cache_actor.state import EngineState
 
-WORK = Work(1.5, 2.5, 700, 80, 30, 4000, 9000)
+WORK = Work(0.0, 1.5, 2.5, 700, 80, 30, 4000, 9000)
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["call", "end", "restart", "pause", "silent"]),
@@ -85,7 +86,7 @@ class Desk:
     def hear(self, *events: object, forecast: bool = False, **fields: object) -> EnginePlan | None:
         """The plan after a report of the engine, a period after the one before."""
         self.now += PERIOD_S
-        engine = self.cluster.hear(self.engine.report(*events, **fields), self.now)  # type: ignore[arg-type]
+        engine = self.cluster.hear(at(self.now, self.engine.report(*events, **fields)), self.now)  # type: ignore[arg-type]
         self.runtime.observe([], self.cluster.take_gone(), engine)
         if forecast:
             begun = self.cluster.take(1000)[0]
@@ -98,6 +99,11 @@ class Desk:
         """A report of the ingress."""
         whole = {"admitted": {}, "held": {}, "paused": [], "events": []} | fields
         self.cluster.hear_ingress(AdmissionReport("i", 1, next(self.numbers), **whole), self.now)  # type: ignore[arg-type]
+
+
+def at(now: float, report: SyncReport) -> SyncReport:
+    """The report, with what the engine had done by then."""
+    return replace(report, work=replace(report.work, at=now))
 
 
 def calls(workflow: str, *tokens: int) -> list[object]:
@@ -176,7 +182,8 @@ class TestSignals:
                     desk.cluster.expire(desk.now, 900.0)
             for one, engine in engines.items():
                 mine = events if one == name else []
-                state = desk.cluster.hear(engine.report(*mine, ended=ended if one == name else {}), desk.now)  # type: ignore[arg-type]
+                told = engine.report(*mine, ended=ended if one == name else {})  # type: ignore[arg-type]
+                state = desk.cluster.hear(at(desk.now, told), desk.now)
                 desk.runtime.observe([], desk.cluster.take_gone(), state)
                 desk.planner.plan(state, desk.now)
         for one in engines:
@@ -201,9 +208,20 @@ class TestLimits:
         assert desk.state.limit == 2
         assert desk.state.figures == {"heard": 2.0}
 
+    def test_an_engine_that_has_said_nothing_since_is_not_judged_again(self) -> None:
+        desk = Desk()
+        desk.hear()
+        stuck = desk.cluster.engines["e"].work
+        for _ in range(5):
+            desk.now += PERIOD_S
+            told = replace(desk.engine.report(), work=stuck)
+            desk.planner.plan(desk.cluster.hear(told, desk.now), desk.now)
+        assert len(Listener.made[-1].heard) == 1
+        assert desk.state.limit == 1
+
     def test_an_engine_that_cannot_tell_what_it_computes_again_has_none(self) -> None:
         desk = Desk()
-        desk.engine.work = Work(1.0, 2.0, 700, 80, None, 4000, 9000)
+        desk.engine.work = replace(WORK, regret=None)
         desk.hear()
         assert Listener.made[-1].heard == []
         assert desk.state.limit is None
@@ -222,14 +240,14 @@ class TestLimits:
         desk = Desk()
         desk.hear()
         desk.hear()
-        other = desk.cluster.hear(MadeUpEngine("other", work=WORK).report(), desk.now)
+        other = desk.cluster.hear(at(desk.now, MadeUpEngine("other", work=WORK).report()), desk.now)
         desk.planner.plan(other, desk.now)
         assert (desk.state.limit, other.limit) == (2, 1)
 
     def test_those_of_engines_that_are_gone_are_forgotten(self) -> None:
         desk = Desk()
         for number in range(5):
-            engine = desk.cluster.hear(MadeUpEngine(f"e{number}", work=WORK).report(), desk.now)
+            engine = desk.cluster.hear(at(desk.now, MadeUpEngine(f"e{number}", work=WORK).report()), desk.now)
             desk.planner.plan(engine, desk.now)
             desk.now += 100
             desk.cluster.expire(desk.now, 900.0)

@@ -99,7 +99,7 @@ EVENTS = st.builds(CallEvent, SHORT, SHORT, st.booleans(), FLOATS, COUNTS, COUNT
 SEEN = st.builds(
     WorkflowSeen, SHORT, st.none() | SHORT, st.lists(SHORT, max_size=3), st.lists(FLOATS, max_size=6), COUNTS, COUNTS
 )
-WORK = st.builds(Work, FLOATS, FLOATS, COUNTS, COUNTS, st.none() | COUNTS, COUNTS, COUNTS)
+WORK = st.builds(Work, FLOATS, FLOATS, FLOATS, COUNTS, COUNTS, st.none() | COUNTS, COUNTS, COUNTS)
 GATE_EVENTS = st.builds(GateEvent, SHORT, SHORT, SHORT, FLOATS, FLOATS)
 IDLE = st.builds(IdleWorkflow, SHORT, COUNTS, FLOATS, FLOATS)
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
@@ -153,7 +153,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-WORK_PARTS: list[Any] = [1.5, 2.5, 70, 8, 30, 4000, 9000]
+WORK_PARTS: list[Any] = [9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000]
 BEAT: list[Any] = ["beat", 0, 1, 2, 3, 4, 5, 6.0, 7, WORK_PARTS]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
@@ -191,7 +191,7 @@ GATE_EVENT: list[Any] = ["w", "let_in", "e", 2.5, 1.5]
 ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT]]
 IDLE_PARTS: list[Any] = ["w", 300, 1.5, 2.0]
 ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS]]
-EXAMPLE_WORK = Work(1.5, 2.5, 70, 8, 30, 4000, 9000)
+EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000)
 EXAMPLE_PLAN = EnginePlan(
     plan=1,
     time_to_live_s=2.0,
@@ -419,8 +419,8 @@ MALFORMED = {
     "number for how a workflow ended": changed(SYNC, 6, {"v": 1}),
     "integer among a path's numbers": changed(SYNC, 7, [[*SEEN_PARTS[:3], [7], *SEEN_PARTS[4:]]]),
     "none among engine reports": changed(SYNC, 8, [None]),
-    "integer for seconds of prefill": changed(BEAT, 9, [1, *WORK_PARTS[1:]]),
-    "text for regret": changed(SYNC, 14, [*WORK_PARTS[:4], "30", *WORK_PARTS[5:]]),
+    "integer for seconds of work": changed(BEAT, 9, [1, *WORK_PARTS[1:]]),
+    "text for regret": changed(SYNC, 14, [*WORK_PARTS[:5], "30", *WORK_PARTS[6:]]),
     "none for how many are in": changed(ADMISSION, 4, {"e": None}),
     "short event of a gate": changed(ADMISSION, 7, [GATE_EVENT[:-1]]),
     "float for a limit": changed(ADMISSION_ANSWER, 1, {"e": 2.0}),

@@ -6,8 +6,18 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
 from cache_actor.accuracy import Accuracy
+from cache_actor.decisions import entry_of
 from cache_actor.forecast import Forecast
-from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
+from cache_actor.ingresses import Ingresses
+from cache_actor.messages import (
+    AdmissionReport,
+    CallEvent,
+    EngineReport,
+    Eviction,
+    Receipt,
+    SyncReport,
+    WorkflowSeen,
+)
 from cache_actor.paths import CallPath
 from cache_actor.state import EngineState, WorkflowState
 from predictor_actor.base import Ending, Prefix, WorkflowTrace
@@ -36,6 +46,7 @@ class Cluster:
 
     Attributes:
         asked: workflows that are known anew; a coordinator that is gone had them forecast.
+        ingresses: who is in and who waits.
         anchors: what each agent's prompts begin with, token ids as little-endian int32.
         counts: events, ends, receipts by status, evicted tokens by tier and reason, …
     """
@@ -46,6 +57,7 @@ class Cluster:
         self.ended: OrderedDict[str, WorkflowState] = OrderedDict()
         self.asked: dict[str, None] = {}
         self.anchors: OrderedDict[str, bytes] = OrderedDict()
+        self.ingresses = Ingresses()
         self.accuracy = Accuracy()
         self.counts: Counter[str] = Counter()
         self._begun: deque[Prefix] = deque(maxlen=CALLS_WAITING)
@@ -76,7 +88,7 @@ class Cluster:
             if now >= engine.pressed_until:
                 engine.news.update(engine.workflows)
             engine.pressed_until = now + PRESSURE_S
-        engine.pressure = report.pressure
+        engine.pressure, engine.work = report.pressure, report.work
         for seen in report.seen:
             self._see(engine, seen, now)
         for event in report.events:
@@ -96,6 +108,17 @@ class Cluster:
             if done:
                 _note(engine.agents, agent, now)
         return engine
+
+    def hear_ingress(self, report: AdmissionReport, now: float) -> None:
+        """Takes an ingress's report in. `now` in seconds since 1970."""
+        events = self.ingresses.hear(report, now)
+        self._mark_paused()
+        for event in events:
+            self.counts[f"gate_{event.what}"] += 1
+            if (state := self.known(event.workflow)) is not None:
+                state.decisions.append(entry_of(event))
+            else:  # its first call has not been heard of
+                self.ingresses.keep(event)
 
     def forget_told(self, engine: EngineState) -> None:
         """It may not hold what it was told, nor have told all: everything anew."""
@@ -147,6 +170,8 @@ class Cluster:
         for engine in [one for one in self.engines.values() if now - one.last_heard > ENGINE_SILENT_S]:
             del self.engines[engine.id]
             self._lose(engine)
+        self.ingresses.expire(now)
+        self._mark_paused()
         while self.workflows:
             state = next(iter(self.workflows.values()))
             if now - state.last_seen <= idle_s:
@@ -156,6 +181,15 @@ class Cluster:
     def known(self, workflow: str) -> WorkflowState | None:
         """A living workflow, or one that has ended not long ago."""
         return self.workflows.get(workflow) or self.ended.get(workflow)
+
+    def _mark_paused(self) -> None:
+        """What has changed of who is paused is news to the engine where they live."""
+        for workflow, paused in self.ingresses.take_changed().items():
+            state = self.workflows.get(workflow)
+            if state is not None and state.paused != paused:
+                state.paused = paused
+                if state.engine in self.engines:
+                    self.engines[state.engine].news[workflow] = None
 
     def _see(self, engine: EngineState, seen: WorkflowSeen, now: float) -> None:
         state = self.workflows.get(seen.workflow)
@@ -173,6 +207,7 @@ class Cluster:
         state.path = path
         state.expected.clear()
         self._place(state, engine, now)
+        engine.news[state.id] = None
         self.asked[state.id] = None
 
     def _call(self, engine: EngineState, event: CallEvent, now: float) -> None:
@@ -197,12 +232,14 @@ class Cluster:
         self._place(state, engine, now)
         state.decisions.append((event.at, "call", engine.id, event.agent))
         _note(engine.agents, event.agent, now)
+        engine.news[state.id] = None
         self._begun.append(state.path.prefix(state.id))
 
     def _new(self, workflow: str, parent: str | None) -> WorkflowState:
-        state = WorkflowState(workflow, parent)
+        state = WorkflowState(workflow, parent, paused=workflow in self.ingresses.paused)
         if (before := self.ended.pop(workflow, None)) is not None:
             state.decisions = before.decisions
+        state.decisions.extend(map(entry_of, self.ingresses.kept(workflow)))
         self.workflows[workflow] = state
         while len(self.workflows) > self._max_workflows:
             self._end(next(iter(self.workflows)), "open", "", state.last_seen)

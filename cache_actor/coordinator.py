@@ -15,11 +15,11 @@ from cache_actor.cluster import Cluster
 from cache_actor.codec import MessageError
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.forecast import compiled
-from cache_actor.messages import MAX_MESSAGE_BYTES, SyncAnswer, SyncReport, decode, encode
+from cache_actor.limits import answer_to
+from cache_actor.messages import MAX_MESSAGE_BYTES, AdmissionReport, SyncAnswer, SyncReport, decode, encode
 from cache_actor.metrics import CoordinatorMetrics
 from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
-from cache_actor.runtime_policies import make_runtime_policies
 from cache_actor.status import engine_status, why
 from predictor_actor.base import Prefix
 from predictor_actor.requests import Request, decode_answer, encode_request
@@ -50,7 +50,7 @@ class CacheCoordinator:
         self._idle_s = 2 * idle_timeout_s
         self._started = time.time()
         self._cluster = Cluster(config.max_workflows)
-        self._runtime = Runtime(make_runtime_policies(config.runtime_policies))
+        self._runtime = Runtime(config.make_policies())
         planner = PlannerConfig(config.plan_ttl_s, first_order=time.time_ns() // 1_000_000)
         self._planner = Planner(self._cluster, self._runtime, planner, config.mode)
         self._counts: Counter[str] = Counter()
@@ -86,6 +86,19 @@ class CacheCoordinator:
         self._metrics.synced(time.monotonic() - begin)
         return answer
 
+    async def admission(self, data: bytes) -> bytes:
+        """An ingress's `AdmissionReport`; the `AdmissionAnswer`.
+
+        Raises:
+            MessageError: bytes that are no report.
+        """
+        report = decode(data)
+        if not isinstance(report, AdmissionReport):
+            raise MessageError(f"an AdmissionReport was expected, not {type(report).__name__}")
+        now = time.time()
+        self._cluster.hear_ingress(report, now)
+        return encode(answer_to(self._cluster, report.ingress, now))
+
     async def status(self) -> dict[str, Any]:
         """What is known, planned and expected now, for people and for `GET /v1/coordinator`."""
         now = time.time()
@@ -95,10 +108,11 @@ class CacheCoordinator:
             "since": round(self._started, 3),
             "pid": os.getpid(),
             "workflows": len(cluster.workflows),
-            "engines": [engine_status(engine, now) for engine in cluster.engines.values()],
+            "engines": [engine_status(engine, cluster.ingresses, now) for engine in cluster.engines.values()],
             "predictor": await self._predictor_status(),
             "accuracy": cluster.accuracy.figures(),
             "counts": dict(cluster.counts + self._planner.counts + self._counts),
+            "ingresses": len(cluster.ingresses.known),
             "runtime_policies": [policy.name for policy in self._runtime.policies],
         }
 

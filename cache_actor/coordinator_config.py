@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
+from cache_actor.admission import controller_names
+from cache_actor.admission.base import DEFAULT_CONTROLLER
+from cache_actor.runtime import RuntimePolicy
 from cache_actor.runtime_policies import make_runtime_policies
 
 
@@ -21,9 +24,16 @@ class CoordinatorConfig(BaseModel):
         "it runs: `forecache coordinator MODE`.",
     )
     runtime_policies: tuple[str, ...] = Field(
-        ("kv-reuse", "kv-prefetch", "anchor-warm-up", "call-order"),
+        ("kv-reuse", "kv-prefetch", "anchor-warm-up", "call-order", "admission"),
         description="What is plugged into the agent runtime layer: names, or `package.module:Class`.",
     )
+    admission: str = Field(
+        DEFAULT_CONTROLLER,
+        description="What finds how many workflows run at once on an engine: "
+        + ", ".join(f"`{name}`" for name in controller_names())
+        + ". It goes by what the engine computes again, which only `cache.backend: forecache` tells.",
+    )
+    admission_parameters: dict[str, Any] = Field(default_factory=dict, description="Parameters of `admission`.")
     discount: float = Field(0.8, gt=0, le=1, description="Of a call one step later, in the look-ahead value (gamma).")
     heartbeat_s: PositiveFloat = Field(1.0, description="An engine reports at least so often, in seconds.")
     coalesce_s: float = Field(
@@ -50,10 +60,19 @@ class CoordinatorConfig(BaseModel):
 
     @model_validator(mode="after")
     def _policies_exist(self) -> Self:
-        make_runtime_policies(self.runtime_policies)
+        self.make_policies()
         if self.plan_ttl_s <= 2 * self.heartbeat_s:
             raise ValueError(
                 f"plan_ttl_s is {self.plan_ttl_s:g}: give more than two heartbeats ({self.heartbeat_s:g} s each), or "
                 "forecasts lapse between two reports"
             )
         return self
+
+    def make_policies(self) -> list[RuntimePolicy]:
+        """What is plugged into the agent runtime layer, as configured.
+
+        Raises:
+            ValueError: see `make_runtime_policies`.
+        """
+        admission = {"controller": self.admission, "parameters": self.admission_parameters}
+        return make_runtime_policies(self.runtime_policies, {"admission": admission})

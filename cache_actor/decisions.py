@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from cache_actor.messages import GateEvent
+
 # When, in seconds since 1970; what; on which engine; and what its words need.
 Decision = tuple[Any, ...]
 SHADOW = "shadow "
@@ -19,8 +21,17 @@ _WORDS = {
     "warm-up": "{} comes next with {:.0%} and has never called here: its anchor is computed before",
     "receipt": "prefetch for {} {}: {} tokens loaded{}",
     "evicted": "{} tokens left the {} tier: {}",
+    "held": "its call waits for a place",
+    "let_in": "its call has a place after {:.1f} s",
+    "paused": "it gives its place up until its next call gets one; what it used counts as used late",
     "end": "it has ended ({}); what only it used goes first",
 }
+
+
+def entry_of(event: GateEvent) -> Decision:
+    """The entry of what became of a workflow at a gate."""
+    values = (event.waited_s,) if event.what == "let_in" else ()
+    return (event.at, event.what, event.engine, *values)
 
 
 def in_words(decision: Decision) -> str:

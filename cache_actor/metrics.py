@@ -27,6 +27,7 @@ _SINGLE = {
     "plans": "Plans made.",
     "plans_applied": "Plans that engines applied.",
     "plans_refused": "Plans that engines refused.",
+    "limits": "Changes of an engine's limit of workflows.",
     "tables": "Value tables sent.",
     "forecasts": "Forecasts taken in.",
 }
@@ -48,6 +49,8 @@ class CoordinatorMetrics:
         )
         self._workflows = metrics.Gauge("forecache_workflows", "Living workflows.")
         self._engines = metrics.Gauge("forecache_engines", "Engines that report.")
+        self._limited = metrics.Gauge("forecache_limited_engines", "Engines with a limit of workflows.")
+        self._limit = metrics.Gauge("forecache_limit_workflows", "Sum of the limits of the engines that have one.")
         self._accuracy = metrics.Gauge(
             "forecache_forecast_accuracy_ratio", "Share of forecasts whose likeliest agent came.", tag_keys=("k",)
         )
@@ -70,6 +73,9 @@ class CoordinatorMetrics:
         """Brings all of them up to date."""
         self._workflows.set(len(cluster.workflows))
         self._engines.set(len(cluster.engines))
+        limits = [engine.limit for engine in cluster.engines.values() if engine.limit is not None]
+        self._limited.set(len(limits))
+        self._limit.set(sum(limits))
         for k, share in enumerate(cluster.accuracy.figures(), start=1):
             if share is not None:
                 self._accuracy.set(share, tags={"k": str(k)})

@@ -56,6 +56,33 @@ class CallPath:
     def running(self) -> int:
         return len(self._open)
 
+    @property
+    def context(self) -> int:
+        """Tokens of prompt and output of the latest call of which they are known; 0 before there is one."""
+        return next((tokens for row in range(len(self.agents) - 1, -1, -1) if (tokens := self._tokens(row))), 0)
+
+    @property
+    def growth(self) -> float:
+        """Tokens by which the context has grown from one call to the next, in the mean over what is remembered; at
+        least 0."""
+        steps = len(self.agents) - 1
+        return max(0.0, (self.context - self._tokens(0)) / steps) if steps > 0 else 0.0
+
+    def gap_s(self, now: float) -> float:
+        """Seconds until the next call, as the mean of the pauses so far has it; 0 while a call runs, or without one.
+
+        Args:
+            now: seconds since 1970.
+        """
+        rows = np.array(self._numbers, np.float64).reshape(-1, _FIELDS)
+        if self._open or not len(rows):
+            return 0.0
+        pauses = rows[1:, 2] - rows[:-1, 3]
+        pauses = pauses[pauses >= 0]  # neither unknown nor of calls that ran side by side
+        over = float(rows[-1, 3])
+        passed = now - self.started_at - over if over == over else 0.0
+        return max(0.0, float(pauses.mean()) - passed) if len(pauses) else 0.0
+
     def began(self, agent: str, at: float, prompt_tokens: int) -> None:
         """A call begins at `at`, in seconds since 1970; `prompt_tokens` is 0 if it is not known."""
         if not self.length:
@@ -104,6 +131,10 @@ class CallPath:
             for agent, row in zip(self.agents, np.array(self._numbers).reshape(-1, _FIELDS), strict=True)
         )
         return WorkflowTrace(workflow, calls, ending, self.started_at)
+
+    def _tokens(self, call: int) -> int:
+        row = _FIELDS * call
+        return _count(self._numbers[row]) + _count(self._numbers[row + 1])
 
     def _forget(self, calls: int) -> None:
         del self.agents[:calls]

@@ -58,6 +58,7 @@ class Planner:
         for workflow in ends:
             del engine.ends[workflow]
         draft = Draft() if self.mode == "off" else self._draft(engine, now)
+        self._limit(engine, draft)
         if self.mode != "on":
             self.counts["shadow_tables"] += len(draft.tables)
             self.counts["shadow_prefetches"] += len(draft.prefetches)
@@ -119,8 +120,18 @@ class Planner:
             raise ValueError(f"mode cannot be {mode!r}; choose from {', '.join(MODES)}")
         if known != self.mode:
             self.mode = known
+            if known == "off":
+                self._runtime.switched_off()
             for engine in self._cluster.engines.values():
                 self._cluster.forget_told(engine)
+                engine.limit = None
+
+    def _limit(self, engine: EngineState, draft: Draft) -> None:
+        """What ingresses are told of an engine from now on: nothing but in mode `on`."""
+        if draft.limit != engine.found:
+            self.counts["shadow_limits" if self.mode == "shadow" else "limits"] += 1
+        engine.found, engine.figures = draft.limit, draft.figures
+        engine.limit = draft.limit if self.mode == "on" else None
 
     def _warm_ups(self, engine: EngineState, draft: Draft, now: float) -> list[Anchor]:
         anchors = self._cluster.anchors

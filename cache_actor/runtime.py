@@ -36,6 +36,7 @@ class Draft:
         prefetches: (value, workflow, agent, most tokens), the value in units of 1/VALUE_ONE.
         priorities: of the coming calls of a workflow, higher first.
         warm_ups: agents whose anchors should be computed.
+        limit: workflows that may be in at once, None: all; `figures` those behind it, for people.
         reasons: workflow, what was decided about it, and the values of its words (see `decisions`), plain ones.
     """
 
@@ -43,6 +44,8 @@ class Draft:
     prefetches: list[tuple[int, str, str, int]] = field(default_factory=list)
     priorities: dict[str, int] = field(default_factory=dict)
     warm_ups: list[str] = field(default_factory=list)
+    limit: int | None = None
+    figures: dict[str, float] = field(default_factory=dict)
     reasons: list[tuple[Any, ...]] = field(default_factory=list)
 
 
@@ -65,6 +68,10 @@ class RuntimePolicy(ABC):
 
     def ended(self, workflow: str) -> None:
         """A workflow is over, or was forgotten: nothing of it need be kept."""
+        return
+
+    def switched_off(self) -> None:
+        """Nothing is acted on for now: what was found from moment to moment will not be true when it is again."""
         return
 
     def predict(self, workflow: WorkflowState) -> Forecast | None:
@@ -96,6 +103,14 @@ class Runtime:
                     policy.observe(event, engine)
                 for workflow in gone:
                     policy.ended(workflow)
+            except Exception:
+                self._failed(policy)
+
+    def switched_off(self) -> None:
+        """All policies are, until they are asked to act again."""
+        for policy in list(self.policies):
+            try:
+                policy.switched_off()
             except Exception:
                 self._failed(policy)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cache_actor.decisions import Decision
 from cache_actor.forecast import Forecast
+from cache_actor.messages import Work
 from cache_actor.paths import CallPath
 from predictor_actor.base import HORIZON
 
@@ -21,6 +22,7 @@ class WorkflowState:
         engine: where it made its latest call; `engines` all that may hold something of it.
         forecast: the newest; `expected` what the latest ones held for likeliest, the newest first.
         residency: tokens by engine, on the device and on the host alone, as last heard.
+        paused: whether an ingress has taken its place from it: its next call comes late.
     """
 
     id: str
@@ -32,6 +34,7 @@ class WorkflowState:
     expected: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=HORIZON))
     residency: dict[str, tuple[int, int]] = field(default_factory=dict)
     last_seen: float = 0.0
+    paused: bool = False
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
 
 
@@ -48,6 +51,9 @@ class EngineState:
         planned_at, renewed_at: when it was last given a plan, and when its tables were last renewed.
         agents: those that have called here, or whose anchors were warmed, by when; `warming` those under way.
         pressure: as it last reported it; until `pressed_until` it counts as under pressure.
+        work: what it has done, as last reported.
+        limit: workflows that may be in at once, None: all; `found` what a policy says it should be, told or not, and
+            `figures` those behind it.
         holds_tables: whether it was told values that it has not been told to forget.
         generation: another number whenever it may not hold what it was told before.
     """
@@ -71,6 +77,10 @@ class EngineState:
     warming: dict[str, float] = field(default_factory=dict)
     pressure: int = 0
     pressed_until: float = 0.0
+    work: Work = field(default_factory=Work)
+    limit: int | None = None
+    found: int | None = None
+    figures: dict[str, float] = field(default_factory=dict)
     holds_tables: bool = False
     generation: int = 0
     tell_all: bool = False

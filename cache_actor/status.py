@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from cache_actor.decisions import in_words
+from cache_actor.ingresses import Ingresses
 from cache_actor.state import EngineState, WorkflowState
 
 
-def engine_status(engine: EngineState, now: float) -> dict[str, Any]:
+def engine_status(engine: EngineState, ingresses: Ingresses, now: float) -> dict[str, Any]:
     """An engine; ages in seconds, counts in tokens."""
     return {
         "id": engine.id,
@@ -20,6 +22,14 @@ def engine_status(engine: EngineState, now: float) -> dict[str, Any]:
         "running": engine.running,
         "waiting": engine.waiting,
         "orders": len(engine.orders),
+        "admission": {
+            "limit": engine.limit,
+            "found": engine.found,
+            "admitted": ingresses.admitted(engine.id),
+            "held": ingresses.held(engine.id),
+            "figures": engine.figures,
+        },
+        "work": asdict(engine.work),
         "pools": engine.pools,
         "counters": engine.counters,
     }
@@ -34,6 +44,7 @@ def why(state: WorkflowState, living: bool, decisions: bool = True) -> dict[str,
         "engine": state.engine or None,
         "calls": state.path.length,
         "running": state.path.running,
+        "paused": state.paused,
         "agents": state.path.agents[-8:],
         "residency": {name: {"device": device, "host": host} for name, (device, host) in state.residency.items()},
         "forecast": None,

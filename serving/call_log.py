@@ -123,6 +123,7 @@ class CallLog:
             load.running,
             load.waiting,
             load.pressure,
+            load.work,
         )
         for workflow in ended:
             del self._ended[workflow]

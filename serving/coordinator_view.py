@@ -20,7 +20,16 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 ANSWER_LIMIT_S = 10.0
 
 EXIT_CANNOT = 2
-_STYLES = {"evicted": "red", "end": "dim", "table": "green", "prefetch": "cyan", "receipt": "cyan"}
+_STYLES = {
+    "evicted": "red",
+    "end": "dim",
+    "table": "green",
+    "prefetch": "cyan",
+    "receipt": "cyan",
+    "held": "yellow",
+    "let_in": "yellow",
+    "paused": "magenta",
+}
 
 
 class NoAnswerError(Exception):
@@ -127,15 +136,20 @@ def screen(status: dict[str, Any], latest: list[dict[str, Any]]) -> Group:
     head = Text(f"coordinator {status['mode']}; {status['workflows']} workflows{hits}\npredictor: {serving}")
     if accuracy:
         head.append(f"; right: {accuracy}")
-    engines = Table("engine", "calls", "waiting", "workflows", "free", "active", "retired", "host free", "plan", "age")
+    engines = Table("engine", "calls", "waiting", "workflows", "in", "limit", "held", "free", "active", "retired")
+    for column in ("host free", "plan", "age"):
+        engines.add_column(column)
     for engine in status["engines"]:
-        pools = engine["pools"]
+        pools, admission = engine["pools"], engine["admission"]
         figures = [pools.get(name) for name in ("free", "device_active", "device_retired", "host_free")]
         engines.add_row(
             engine["id"],
             str(engine["running"]),
             str(engine["waiting"]),
             str(engine["workflows"]),
+            str(admission["admitted"]),
+            limit_text(admission),
+            str(admission["held"]),
             *("–" if figure is None else f"{figure:,}" for figure in figures),
             str(engine["plan"]),
             f"{engine['heard_s_ago']:.1f} s",
@@ -154,6 +168,14 @@ def screen(status: dict[str, Any], latest: list[dict[str, Any]]) -> Group:
             *(f"{tokens[name]:,}" if name in tokens else "–" for name in ("device", "host")),
         )
     return Group(head, engines, table)
+
+
+def limit_text(admission: dict[str, Any]) -> str:
+    """The limit of workflows; in brackets what it would be in another mode."""
+    limit, found = admission["limit"], admission["found"]
+    if limit is None and found is not None:
+        return f"({found})"
+    return "–" if limit is None else str(limit)
 
 
 def expected(forecast: dict[str, Any], most: int = 3) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cache_actor.messages import Beat
+from cache_actor.messages import Beat, Work
 from serving.config import HealthConfig
 
 
@@ -17,11 +17,12 @@ class _Rank:
 
 
 class Load(NamedTuple):
-    """Calls that run and that wait, and the pressure on the cache as `Beat` has it."""
+    """Calls that run and that wait, and pressure and work as `Beat` has them."""
 
     running: int = 0
     waiting: int = 0
     pressure: int = 0
+    work: Work = Work()
 
 
 class EngineHealth:
@@ -85,7 +86,7 @@ class EngineHealth:
     def load(self) -> Load:
         """Of the scheduler of rank 0."""
         beat = next((rank.beat for rank in self._ranks.values() if rank.beat.rank == 0), None)
-        return Load() if beat is None else Load(beat.running, beat.waiting, beat.pressure)
+        return Load() if beat is None else Load(beat.running, beat.waiting, beat.pressure, beat.work)
 
     def snapshot(self) -> dict[str, int]:
         """The newest figures of rank 0: calls running and waiting in the scheduler, forwards so far."""

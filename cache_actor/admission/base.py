@@ -62,6 +62,9 @@ class LimitController(ABC):
         return {}
 
 
+# What the configuration says if nobody says anything else.
+DEFAULT_CONTROLLER = "off"
+
 _CONTROLLERS: dict[str, type[LimitController]] = {}
 
 

@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from cache_actor.runtime import RuntimePolicy
+from cache_actor.runtime_policies.admission import Admission
 from cache_actor.runtime_policies.anchor_warm_up import AnchorWarmUp
 from cache_actor.runtime_policies.call_order import CallOrder
 from cache_actor.runtime_policies.kv_prefetch import KvPrefetch
 from cache_actor.runtime_policies.kv_reuse import KvReuse
 
 RUNTIME_POLICIES: dict[str, type[RuntimePolicy]] = {
-    policy.name: policy for policy in (KvReuse, KvPrefetch, AnchorWarmUp, CallOrder)
+    policy.name: policy for policy in (KvReuse, KvPrefetch, AnchorWarmUp, CallOrder, Admission)
 }
 
 
-def make_runtime_policies(names: Sequence[str]) -> list[RuntimePolicy]:
+def make_runtime_policies(
+    names: Sequence[str], settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[RuntimePolicy]:
     """Policies by their names, or by `package.module:Class`, each once and in this order.
 
+    Args:
+        settings: arguments of some of them, by name.
+
     Raises:
-        ValueError: there is none of a name (those that exist are listed), or nothing can be made of an import path.
+        ValueError: there is none of a name (those that exist are listed), nothing can be made of an import path, or a
+            policy cannot take its settings.
     """
-    return [_policy_class(name)() for name in dict.fromkeys(names)]
+    return [_policy_class(name)(**(settings or {}).get(name, {})) for name in dict.fromkeys(names)]
 
 
 def _policy_class(name: str) -> type[RuntimePolicy]:

@@ -28,7 +28,7 @@ class KvPrefetch(RuntimePolicy):
 
     def score(self, workflow: WorkflowState, engine: EngineState) -> dict[str, float]:
         forecast = self.predict(workflow)
-        if forecast is None or workflow.path.running:
+        if forecast is None or workflow.path.running or workflow.paused:
             return {}
         _, host = workflow.residency.get(engine.id, (0, 0))
         if host < LEAST_TOKENS:

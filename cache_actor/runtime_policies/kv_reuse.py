@@ -13,13 +13,16 @@ from cache_actor.state import EngineState, WorkflowState
 # A value that moved by less than this says nothing new, in expected calls.
 LEAST_CHANGE = 0.01
 NAMED = 3
+# What a paused workflow's values are divided by: the highest is then below the lowest of one that goes on.
+LATE = 1 << 13
 
 
 class KvReuse(RuntimePolicy):
     """Value tables of forecasts; the engine's ledger adds them up over all workflows that share an entry.
 
     An engine that evicts only what is over has no use for them, and a plan is not free. When
-    it comes under pressure, all that lives there is news.
+    it comes under pressure, all that lives there is news. What a paused workflow will use it uses late: of all that
+    lives, that leaves first.
     """
 
     name: ClassVar[str] = "kv-reuse"
@@ -41,11 +44,14 @@ class KvReuse(RuntimePolicy):
             forecast = self.predict(workflow)
             if forecast is None:
                 continue
+            table = forecast.table
+            if workflow.paused:
+                table = {agent: value // LATE for agent, value in table.items()}
             told = self._told.get(workflow.id)
-            if told is not None and told[0] == engine.generation and _alike(told[1], forecast.table):
+            if told is not None and told[0] == engine.generation and _alike(told[1], table):
                 continue
-            self._told[workflow.id] = (engine.generation, forecast.table)
-            draft.tables[workflow.id] = forecast.table
+            self._told[workflow.id] = (engine.generation, table)
+            draft.tables[workflow.id] = table
             best = sorted(forecast.next.items(), key=lambda item: -item[1])[:NAMED]
             named = ", ".join(f"{agent} {chance:.0%}" for agent, chance in best)
             over = 1 - forecast.survival[0]

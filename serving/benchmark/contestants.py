@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from cache_actor.admission import make_controller
+from cache_actor.admission.base import DEFAULT_CONTROLLER
 from cache_actor.policies import make_policy
 
 Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools", "predictor"]
@@ -55,7 +56,13 @@ class Contestant:
     admission_parameters: dict[str, Any] = field(default_factory=dict)
 
 
-_SYSTEM = {"policy": "reuse", "forecasts": "predictor", "prefetch": "conservative", "coordinator": True}
+_SYSTEM = {
+    "policy": "reuse",
+    "forecasts": "predictor",
+    "prefetch": "conservative",
+    "coordinator": True,
+    "admission": DEFAULT_CONTROLLER,
+}
 _PLAIN: dict[str, dict[str, Any]] = {
     "stock": {"backend": "sglang"},
     "session-refs": {"backend": "sglang", "session_refs": True},

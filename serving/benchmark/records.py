@@ -78,7 +78,8 @@ class RoundRecord:
         policy_cpu_s: processor time the policy itself took, None if not measured.
         timeline: samples of one engine's pools, each with `at_s` (seconds since the round began) and, in tokens,
             `active`, `retired`, `prefetched`, `free` (they add up to the pool), `running` (the part of `active` that
-            running calls hold and nobody can evict), `host_active`, `host_retired` …
+            running calls hold and nobody can evict), `host_active`, `host_retired` …; where workflows may have to
+            wait, in workflows, `admitted`, `held` and `limit`.
     """
 
     point: str

@@ -243,6 +243,16 @@ class ForecacheCache(UnifiedRadixCache):
         """Tokens that were evicted though they were not retired, on either tier."""
         return self.victims.pressure
 
+    @property
+    def regret(self) -> int:
+        """Tokens that were computed again after they had left the tree."""
+        return self.counters["regret"]
+
+    @property
+    def tier_tokens(self) -> tuple[int, int]:
+        """What device and host hold; 0 for a host tier that there is not."""
+        return self.capacity("device"), self.capacity("host") if self.tiered else 0
+
     def free_tokens(self) -> int:
         return int(self.token_to_kv_pool_allocator.available_size())
 

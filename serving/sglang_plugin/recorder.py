@@ -1,8 +1,9 @@
 """What the scheduler says of itself: that it lives, how far it is, and which calls reached it.
 
 Installed only in processes that `FORECACHE_CHANNEL` names a socket for and that run SGLang's scheduler. Cost per
-scheduler step: one clock read. A message is sent four times a second, before a long forward, and for all calls that
-started within `CALLS_PERIOD_S`: the replica that reads them has the engine's tokenizer in its process.
+scheduler step: three clock reads and a few additions. A message is sent four times a second, before a long forward, and
+for all calls that started within `CALLS_PERIOD_S`: the replica that reads them has the engine's tokenizer in its
+process.
 """
 
 from __future__ import annotations
@@ -20,11 +21,13 @@ from cache_actor.messages import (
     CallStarted,
     Message,
     RequestIdentity,
+    Work,
     identity_fields,
     identity_from_fields,
 )
 from serving.sglang_plugin.channel import ADDRESS_VARIABLE, EventSender
 from serving.sglang_plugin.guard import guarded
+from serving.sglang_plugin.meter import Meter
 
 logger = logging.getLogger("forecache")
 
@@ -58,6 +61,8 @@ def install() -> None:
     scheduler = f"{_SCHEDULER_MODULE}.Scheduler"
     HookRegistry.register(f"{scheduler}.ingest_requests", recorder.after_ingest, HookType.AFTER)
     HookRegistry.register(f"{scheduler}.run_batch", recorder.before_forward, HookType.BEFORE)
+    HookRegistry.register(f"{scheduler}.process_batch_result", recorder.after_result, HookType.AFTER)
+    HookRegistry.register(f"{scheduler}.on_idle", recorder.before_idle, HookType.BEFORE)
     HookRegistry.register(f"{scheduler}.handle_generate_request", recorder.before_call, HookType.BEFORE)
 
 
@@ -70,6 +75,7 @@ class Recorder:
         self._next_beat = 0.0
         self._next_calls = 0.0
         self._calls: list[CallStarted] = []
+        self._meter = Meter()
 
     @guarded
     def after_ingest(self, result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -83,9 +89,26 @@ class Recorder:
 
     @guarded
     def before_forward(self, scheduler: Any, batch: Any, *args: Any, **kwargs: Any) -> None:
+        self._meter.begins(time.monotonic())
         tokens = batch.extend_num_tokens or 0
         if tokens >= LONG_FORWARD_TOKENS:
             self._beat(scheduler, forward_tokens=tokens)
+
+    @guarded
+    def after_result(self, _: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kwargs: Any) -> None:
+        mode, calls, prompt = batch.forward_mode, len(batch.reqs), 0
+        prefill = mode.is_extend()
+        if prefill:
+            decoding = len(batch.decoding_reqs or ())  # calls that decode in the same batch, a token each
+            prompt = (batch.extend_num_tokens or 0) - decoding
+            output = decoding + sum(1 for req in batch.reqs[: calls - decoding] if req.output_ids)
+        else:
+            output = result.get_num_generated_tokens(calls) if mode.is_decode() else 0
+        self._meter.ends(time.monotonic(), prefill, prompt, output)
+
+    @guarded
+    def before_idle(self, *args: Any, **kwargs: Any) -> None:
+        self._meter.idles()
 
     @guarded
     def before_call(self, scheduler: Any, request: Any, *args: Any, **kwargs: Any) -> None:
@@ -106,8 +129,16 @@ class Recorder:
                 waiting=len(scheduler.waiting_queue),
                 at=now,
                 pressure=getattr(getattr(scheduler, "tree_cache", None), "pressure", 0),
+                work=self._work(scheduler, now),
             )
         )
+
+    def _work(self, scheduler: Any, now: float) -> Work:
+        """SGLang's own cache does not say what of it was computed before."""
+        meter, cache = self._meter, scheduler.tree_cache
+        regret: int | None = getattr(cache, "regret", None)
+        tiers: tuple[int, int] = getattr(cache, "tier_tokens", (0, 0))
+        return Work(now, meter.prefill_s, meter.busy_s, meter.computed, meter.output, regret, *tiers)
 
     def send(self, message: Message) -> None:
         if self._sender is None:

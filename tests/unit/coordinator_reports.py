@@ -8,17 +8,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cache_actor.messages import Anchor, CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
+from cache_actor.messages import Anchor, CallEvent, EngineReport, Eviction, Receipt, SyncReport, Work, WorkflowSeen
 from predictor_actor.base import HORIZON, Forecasts, Prefix
 
 
 @dataclass(slots=True)
 class MadeUpEngine:
-    """Numbers its reports. It is under pressure, unless it is `calm`."""
+    """Numbers its reports. It is under pressure, unless it is `calm`, and says what it has worked."""
 
     id: str = "e"
     epoch: int = 1
     calm: bool = False
+    work: Work = field(default_factory=lambda: Work(regret=0, device_tokens=1000, host_tokens=4000))
     evicted: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -46,6 +47,7 @@ class MadeUpEngine:
             running=0,
             waiting=0,
             pressure=0 if self.calm else next(self.evicted),
+            work=self.work,
         )
 
 

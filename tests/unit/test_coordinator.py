@@ -178,6 +178,8 @@ class TestProtocol:
     async def test_what_is_no_report_is_refused(self, make: Make, data: bytes) -> None:
         with pytest.raises(MessageError):
             await make(None).coordinator.sync(data)
+        with pytest.raises(MessageError):
+            await make(None).coordinator.admission(data)
 
     async def test_the_epoch_of_the_engine_is_answered(self, make: Make) -> None:
         desk = make(None)

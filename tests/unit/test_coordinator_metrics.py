@@ -51,7 +51,8 @@ def test_counters_grow_by_what_has_happened_since_they_were_shown() -> None:
     metrics.show(cluster, {"plans": 2})
     metrics.show(cluster, {"plans": 2})
     cluster.hear(engine.report(began("w"), over("w"), ended={"w": "final"}), 2.0)
-    metrics.show(cluster, {"plans": 5})
+    cluster.engines["e"].limit = 7
+    metrics.show(cluster, {"plans": 5, "limits": 3})
     metrics.synced(0.01)
     metrics.forecast(0.01, 3)
     values = recorded.values
@@ -61,6 +62,8 @@ def test_counters_grow_by_what_has_happened_since_they_were_shown() -> None:
     assert values["forecache_evicted_tokens"][(("kind", "device_recency"),)] == 30
     assert values["forecache_workflows_ended"][(("how", "final"),)] == 1
     assert values["forecache_workflows"][()] == 0
+    assert (values["forecache_limited_engines"][()], values["forecache_limit_workflows"][()]) == (1, 7)
+    assert values["forecache_limits"][()] == 3
     assert values["forecache_sync_seconds"][()] == values["forecache_forecast_seconds"][()] == 1
 
 

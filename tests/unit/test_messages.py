@@ -16,6 +16,8 @@ from cache_actor.codec import MessageError
 from cache_actor.messages import (
     MAX_MESSAGE_BYTES,
     VERSION,
+    AdmissionAnswer,
+    AdmissionReport,
     Anchor,
     Ask,
     Beat,
@@ -25,6 +27,8 @@ from cache_actor.messages import (
     EnginePlan,
     EngineReport,
     Eviction,
+    GateEvent,
+    IdleWorkflow,
     Message,
     PrefetchOrder,
     Receipt,
@@ -32,6 +36,7 @@ from cache_actor.messages import (
     SyncAnswer,
     SyncReport,
     Told,
+    Work,
     WorkflowSeen,
     WorkflowsEnded,
     decode,
@@ -94,8 +99,11 @@ EVENTS = st.builds(CallEvent, SHORT, SHORT, st.booleans(), FLOATS, COUNTS, COUNT
 SEEN = st.builds(
     WorkflowSeen, SHORT, st.none() | SHORT, st.lists(SHORT, max_size=3), st.lists(FLOATS, max_size=6), COUNTS, COUNTS
 )
+WORK = st.builds(Work, FLOATS, FLOATS, FLOATS, COUNTS, COUNTS, st.none() | COUNTS, COUNTS, COUNTS)
+GATE_EVENTS = st.builds(GateEvent, SHORT, SHORT, SHORT, FLOATS, FLOATS)
+IDLE = st.builds(IdleWorkflow, SHORT, COUNTS, FLOATS, FLOATS)
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
-    Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS, COUNTS),
+    Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS, COUNTS, WORK),
     CallsStarted: st.builds(CallsStarted, st.lists(CALLS, max_size=4)),
     EnginePlan: PLANS,
     EngineReport: REPORTS,
@@ -114,11 +122,25 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         COUNTS,
         COUNTS,
         COUNTS,
+        WORK,
     ),
     SyncAnswer: st.builds(SyncAnswer, COUNTS, st.booleans(), st.none() | PLANS),
     WorkflowsEnded: st.builds(WorkflowsEnded, st.lists(NAMES, max_size=4)),
     Ask: st.builds(Ask, COUNTS, NAMES),
     Told: st.builds(Told, COUNTS, NAMES),
+    AdmissionReport: st.builds(
+        AdmissionReport,
+        NAMES,
+        COUNTS,
+        COUNTS,
+        FIGURES,
+        FIGURES,
+        st.lists(NAMES, max_size=3),
+        st.lists(GATE_EVENTS, max_size=3),
+    ),
+    AdmissionAnswer: st.builds(
+        AdmissionAnswer, st.dictionaries(SHORT, st.none() | COUNTS, max_size=3), st.lists(IDLE, max_size=3)
+    ),
 }
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
 VALUES = st.recursive(
@@ -131,7 +153,8 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-BEAT = ["beat", 0, 1, 2, 3, 4, 5, 6.0, 7]
+WORK_PARTS: list[Any] = [9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000]
+BEAT: list[Any] = ["beat", 0, 1, 2, 3, 4, 5, 6.0, 7, WORK_PARTS]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
 STARTED: list[Any] = ["calls_started", [CALL]]
@@ -158,11 +181,17 @@ SYNC: list[Any] = [
     2,
     1,
     9,
+    WORK_PARTS,
 ]
 SYNC_ANSWER: list[Any] = ["sync_answer", 3, False, PLAN[1:]]
 ENDED: list[Any] = ["ended", ["w", "v"]]
 ASK: list[Any] = ["ask", 4, "dump"]
 TOLD: list[Any] = ["told", 4, "{}"]
+GATE_EVENT: list[Any] = ["w", "let_in", "e", 2.5, 1.5]
+ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT]]
+IDLE_PARTS: list[Any] = ["w", 300, 1.5, 2.0]
+ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS]]
+EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000)
 EXAMPLE_PLAN = EnginePlan(
     plan=1,
     time_to_live_s=2.0,
@@ -188,7 +217,7 @@ EXAMPLE_REPORT = EngineReport(
     applied=1,
 )
 EXAMPLES: list[tuple[list[Any], Message]] = [
-    (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0, 7)),
+    (BEAT, Beat(0, 1, 2, 3, 4, 5, 6.0, 7, EXAMPLE_WORK)),
     (STARTED, CallsStarted([CallStarted("rid", 7, RequestIdentity("w", "a", source="header"))])),
     (PLAN, EXAMPLE_PLAN),
     (REPORT, EXAMPLE_REPORT),
@@ -208,12 +237,18 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
             running=2,
             waiting=1,
             pressure=9,
+            work=EXAMPLE_WORK,
         ),
     ),
     (SYNC_ANSWER, SyncAnswer(3, False, EXAMPLE_PLAN)),
     (ENDED, WorkflowsEnded(["w", "v"])),
     (ASK, Ask(4, "dump")),
     (TOLD, Told(4, "{}")),
+    (
+        ADMISSION,
+        AdmissionReport("i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)]),
+    ),
+    (ADMISSION_ANSWER, AdmissionAnswer({"e": 2, "f": None}, [IdleWorkflow("w", 300, 1.5, 2.0)])),
 ]
 
 
@@ -384,6 +419,12 @@ MALFORMED = {
     "number for how a workflow ended": changed(SYNC, 6, {"v": 1}),
     "integer among a path's numbers": changed(SYNC, 7, [[*SEEN_PARTS[:3], [7], *SEEN_PARTS[4:]]]),
     "none among engine reports": changed(SYNC, 8, [None]),
+    "integer for seconds of work": changed(BEAT, 9, [1, *WORK_PARTS[1:]]),
+    "text for regret": changed(SYNC, 14, [*WORK_PARTS[:5], "30", *WORK_PARTS[6:]]),
+    "none for how many are in": changed(ADMISSION, 4, {"e": None}),
+    "short event of a gate": changed(ADMISSION, 7, [GATE_EVENT[:-1]]),
+    "float for a limit": changed(ADMISSION_ANSWER, 1, {"e": 2.0}),
+    "integer for a gap": changed(ADMISSION_ANSWER, 2, [["w", 300, 1, 2.0]]),
     "report for a plan": changed(SYNC_ANSWER, 3, REPORT[1:]),
     "none for reason": changed(REPORT, 3, None),
     "order for a receipt": changed(REPORT, 4, [ORDER]),

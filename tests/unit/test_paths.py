@@ -88,3 +88,43 @@ class TestPath:
         ]
         assert (trace.calls[0].start_s, trace.calls[0].end_s) == (0.0, 1.5)
         assert (trace.calls[1].start_s, trace.calls[1].end_s) == (2.0, None)
+
+
+class TestContext:
+    """What admission goes by."""
+
+    def test_it_is_that_of_the_latest_call_whose_tokens_are_known(self) -> None:
+        path = CallPath()
+        assert (path.context, path.growth, path.gap_s(5.0)) == (0, 0.0, 0.0)
+        path.began("planner", 100.0, 1000)
+        assert (path.context, path.growth) == (1000, 0.0)
+        path.over("planner", 101.0, 1000, 50)
+        path.began("coder", 103.0, 0)
+        assert (path.context, path.growth) == (1050, 0.0)
+        path.over("coder", 104.0, 1400, 50)
+        assert (path.context, path.growth) == (1450, 400.0)
+
+    def test_one_that_shrinks_does_not_grow(self) -> None:
+        path = CallPath()
+        for at, tokens in ((100.0, 1000), (102.0, 200)):
+            path.began("planner", at, tokens)
+            path.over("planner", at + 1, tokens, 1)
+        assert path.growth == 0.0
+
+    def test_the_gap_is_the_mean_of_the_pauses_less_what_has_passed(self) -> None:
+        path = CallPath()
+        for at in (100.0, 103.0, 108.0):
+            path.began("planner", at, 10)
+            path.over("planner", at + 1, 10, 1)
+        assert path.gap_s(109.0) == pytest.approx(3.0)
+        assert path.gap_s(110.5) == pytest.approx(1.5)
+        assert path.gap_s(200.0) == 0.0
+        path.began("planner", 111.0, 10)
+        assert path.gap_s(111.0) == 0.0
+
+    @given(STEPS)
+    def test_it_is_never_below_nothing(self, steps: list[tuple[bool, str, int]]) -> None:
+        path, _ = played(steps)
+        assert path.context >= 0
+        assert path.growth >= 0
+        assert 0 <= path.gap_s(2000.0) < 1000

@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 import yaml
 
+from cache_actor.admission.base import DEFAULT_CONTROLLER
 from serving.benchmark.contestants import contestant
 from serving.benchmark.driver.call import Answer, take
 from serving.benchmark.driver.plan_desk import ORDER_LIFE_S, TABLE_LIFE_S, PlanDesk
 from serving.benchmark.driver.points import check_fit, in_turn, points_of, turns_of, unlimited_tokens, variant_of
 from serving.benchmark.driver.run import RECORDS, Run
 from serving.benchmark.driver.suite import Suite, SuiteError, load_suite, suite_of
-from serving.benchmark.driver.telemetry import complete, counts_nothing, difference, sample_of
+from serving.benchmark.driver.telemetry import complete, counts_nothing, difference, gate_sample_of, sample_of
 from serving.benchmark.forecasts import Word
 from serving.benchmark.records import RecordWriter, RoundRecord
 from serving.benchmark.workloads import WorkloadError, make_workload
@@ -61,6 +62,9 @@ class TestSuiteFile:
             ({"sweep": {"workload": {"questions": ["a.json"]}}}, "'questions' of 'hover' cannot be swept"),
             ({"sweep": {"workload": {"scale": []}}}, "sweep.workload.scale"),
             ({"arrivals": {"poisson_per_s": 1.0}, "sweep": {"concurrency": [2]}}, "sweep.concurrency varies the lanes"),
+            ({"sweep": {"workflows_per_s": [2.0]}}, "sweep.workflows_per_s varies the starts"),
+            ({"policies": ["stock@4"]}, "'stock@4' has SGLang's own cache"),
+            ({"policies": ["lookahead-oracle@4"]}, "'lookahead-oracle@4' is told forecasts by the benchmark"),
             ({"app": {"engine": {}, "modell": {}}}, "there is no key 'app.modell'"),
         ],
     )
@@ -117,6 +121,11 @@ class TestSweep:
         assert [point.arrivals.lanes for point in points] == [2, 2, 4, 4]
         assert points[1].engine == {"max_total_tokens": 30_000, "hicache_ratio": 2.0}
 
+    def test_the_rate_of_arrivals_is_an_axis(self) -> None:
+        points = points_of(suite(arrivals={"poisson_per_s": 1.0}, sweep={"workflows_per_s": [0.5, 4.0]}))
+        assert [point.spec.values["workflows_per_s"] for point in points] == [0.5, 4.0]
+        assert [point.arrivals.poisson_per_s for point in points] == [0.5, 4.0]
+
     def test_a_parameter_of_the_workload_is_an_axis(self, tmp_path: Path) -> None:
         selector = {"name": "selector", "workflows": 3, "scale": 0.1, "predictability": 0.5}
         swept = suite(workload=selector, sweep={"workload": {"predictability": [1, 0.12]}, "concurrency": [1, 2]})
@@ -158,6 +167,25 @@ class TestSweep:
         assert not variant("unlimited").config.engine["enable_hierarchical_cache"]
         assert len({variant(name).name for name in ("lru", "stock", "session-refs", "unlimited")}) == 4
 
+    def test_each_admission_has_an_application_of_its_own(self) -> None:
+        small = suite()
+        (point,) = points_of(small)
+
+        def variant(name: str) -> Any:
+            return variant_of(contestant(name), point, small, 77_000)
+
+        limited = variant("reuse@4").config.coordinator
+        assert (limited.enabled, limited.runtime_policies) == (True, ("admission",))
+        assert (limited.admission, limited.admission_parameters) == ("fixed", {"workflows": 4})
+        assert not variant("reuse@4").config.predictor.enabled
+        assert variant("lru@4") == variant("reuse@4") != variant("reuse@5")
+        assert not variant("lru").config.coordinator.enabled
+        assert variant("lru@off") == variant("lru")
+        whole = variant("forecache@4").config.coordinator
+        assert (whole.admission, "kv-reuse" in whole.runtime_policies) == ("fixed", True)
+        assert variant("forecache").config.coordinator.admission == DEFAULT_CONTROLLER
+        assert variant("forecache@4").name == variant("forecache").name
+
     def test_the_unlimited_pool_holds_a_whole_round(self) -> None:
         workload = suite().workload.make(1)
         statistics = workload.statistics()
@@ -173,6 +201,12 @@ class TestOrder:
         assert [turn.round for turn in turns] == sorted(turn.round for turn in turns)
         assert rounds[0] == ["stock", "lru", "lifecycle", "ttl"]
         assert rounds[1] == ["lifecycle", "ttl", "lru", "stock"]
+
+    def test_policies_with_the_same_admission_follow_one_another(self) -> None:
+        names = ["lru", "lru@4", "reuse", "reuse@4", "lru@5"]
+        for number in range(4):
+            order = [who.admission + str(who.admission_parameters) for who in in_turn(contestants(names), number)]
+            assert len(list(itertools.groupby(order))) == 3
 
     def test_policies_of_one_application_follow_one_another(self) -> None:
         names = ["lru", "stock", "lifecycle", "unlimited", "ttl", "session-refs"]
@@ -288,3 +322,14 @@ class TestContinued:
     def test_a_running_endpoint_cannot_be_what_needs_another_start(self, changes: Any, tmp_path: Path) -> None:
         with pytest.raises(SuiteError, match="--endpoint"):
             Run(suite(**{"policies": ["lru"], **changes}), tmp_path, "http://127.0.0.1:1/v1")
+
+
+class TestGateSample:
+    @pytest.mark.parametrize(
+        ("limit", "sample"), [(None, {"admitted": 4.0, "held": 2.0}), (4, {"admitted": 4.0, "held": 2.0, "limit": 4.0})]
+    )
+    def test_it_is_that_of_the_engine_that_is_sampled(self, limit: int | None, sample: dict[str, float]) -> None:
+        mine = {"id": "e", "admission": {"limit": limit, "found": limit, "admitted": 4, "held": 2, "figures": {}}}
+        other = {"id": "f", "admission": {"limit": 1, "found": 1, "admitted": 1, "held": 9, "figures": {}}}
+        assert gate_sample_of({"engines": [other, mine]}, "e") == sample
+        assert gate_sample_of({"engines": [other]}, "e") == {}

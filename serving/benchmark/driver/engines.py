@@ -52,6 +52,24 @@ class Target:
             raise EnginesError(f"{self.url}engines does not answer: {type(error).__name__}: {error}") from error
         return found
 
+    async def coordinator(self, http: httpx.AsyncClient) -> dict[str, Any]:
+        """GET /v1/coordinator. Raises EnginesError."""
+        return await self._ask_coordinator(http, "GET")
+
+    async def find_limits_anew(self, http: httpx.AsyncClient) -> None:
+        """What was found of how many workflows the engines can carry is forgotten. Raises EnginesError."""
+        for mode in ("off", "on"):
+            await self._ask_coordinator(http, "POST", {"mode": mode})
+
+    async def _ask_coordinator(self, http: httpx.AsyncClient, method: str, body: Any = None) -> dict[str, Any]:
+        try:
+            reply = await http.request(method, "coordinator", json=body, timeout=ASK_LIMIT_S)
+            reply.raise_for_status()
+            said: dict[str, Any] = reply.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise EnginesError(f"{self.url}coordinator does not answer: {type(error).__name__}: {error}") from error
+        return said
+
     async def send(self, engine: str, plan: EnginePlan) -> EngineReport:
         report = decode(await self.handle.sync_plan.remote(EngineQuery(engine), encode(plan)))
         assert isinstance(report, EngineReport)

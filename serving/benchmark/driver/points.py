@@ -46,7 +46,8 @@ class Turn:
 
 
 def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
-    """The points of the sweep: each combination of parameters of the workload, concurrency, device and host pools.
+    """The points of the sweep: each combination of parameters of the workload, concurrency or rate of
+    arrivals, device and host pools.
 
     Args:
         own_engines: whether the suite's `app` says how the engines are; of a running endpoint nothing is said.
@@ -56,18 +57,20 @@ def points_of(suite: Suite, own_engines: bool = True) -> list[RunPoint]:
     axes: list[Sequence[Any]] = [
         [dict(zip(sweep.workload, each, strict=True)) for each in product(*sweep.workload.values())],
         sweep.concurrency or [suite.arrivals.lanes],
+        sweep.workflows_per_s or [suite.arrivals.poisson_per_s],
         sweep.device_tokens or [engine.get("max_total_tokens")],
         sweep.host_ratio or [engine.get("hicache_ratio")],
     ]
     points = []
-    for parameters, lanes, device_tokens, host_ratio in product(*axes):
+    for parameters, lanes, rate, device_tokens, host_ratio in product(*axes):
         values: dict[str, Value] = {"workload": suite.workload.name, **parameters}
         arrivals = suite.arrivals
         if lanes is not None:
             arrivals = ArrivalsConfig(lanes=lanes)
             values["concurrency"] = lanes
-        elif arrivals.poisson_per_s is not None:
-            values["workflows_per_s"] = arrivals.poisson_per_s
+        elif rate is not None:
+            arrivals = ArrivalsConfig(poisson_per_s=rate)
+            values["workflows_per_s"] = rate
         if device_tokens is not None:
             values["device_tokens"] = device_tokens
         if host_ratio is not None:
@@ -84,6 +87,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     All policies of our cache share one and are switched while it runs; `stock` and `session-refs` have SGLang's own
     cache, and `unlimited` a pool of `unlimited_tokens` that holds a whole round, hence no host tier. The whole system
     has a coordinator and a predictor, which begins with `checkpoint` or with nothing and learns from round to round.
+    Those with the same admission share another, whose coordinator does nothing but limit workflows.
     """
     engine = dict(suite.app.engine) | dict(point.engine)
     cache: dict[str, Any] = {}
@@ -92,7 +96,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     elif who.backend == "sglang":
         name = "stock"
     elif who.coordinator:
-        name = who.name
+        name = who.name.partition("@")[0]
     elif who.unlimited:
         name = "unlimited"
         engine |= {"max_total_tokens": unlimited_tokens, "enable_hierarchical_cache": False}
@@ -102,9 +106,18 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     if who.backend == "forecache":
         cache |= {"policy": "lru", "parameters": {}, "prefetch": "off", "learned_dir": ""}
     given = suite.app.model_dump(exclude_unset=True)
-    given["coordinator"] = given.get("coordinator", {}) | {"enabled": who.coordinator}
+    limited = who.admission != "off"
+    given["coordinator"] = given.get("coordinator", {}) | {
+        "enabled": who.coordinator or limited,
+        "admission": who.admission,
+        "admission_parameters": who.admission_parameters,
+    }
     if who.coordinator:
         given["predictor"] = given.get("predictor", {}) | {"traces_dir": "", "checkpoint": checkpoint}
+    elif limited:
+        name += "-limited"
+        given["coordinator"]["runtime_policies"] = ("admission",)
+        given["predictor"] = {"enabled": False}
     given["engine"] = engine
     given["cache"] = given.get("cache", {}) | cache
     return Variant(name, AppConfig.model_validate(given))
@@ -121,10 +134,11 @@ def turns_of(suite: Suite, points: Sequence[RunPoint]) -> Iterator[Turn]:
 
 def in_turn(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
     """The policies in the order of round `number`: those of one application together, each round another first."""
-    groups: dict[tuple[str, bool, bool, str], list[Contestant]] = {}
+    groups: dict[tuple[str, ...], list[Contestant]] = {}
     for who in contestants:
         own = who.name if who.coordinator else ""
-        groups.setdefault((who.backend, who.session_refs, who.unlimited, own), []).append(who)
+        kind = (who.backend, str(who.session_refs), str(who.unlimited), own)
+        groups.setdefault((*kind, who.admission, str(who.admission_parameters)), []).append(who)
     rotated = _rotated(list(groups.values()), number)
     return [who for group in rotated for who in _rotated(group, number)]
 

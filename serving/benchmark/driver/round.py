@@ -21,7 +21,7 @@ from serving.benchmark.driver.plan_desk import PlanDesk
 from serving.benchmark.driver.planner import Planner
 from serving.benchmark.driver.points import Turn
 from serving.benchmark.driver.suite import Suite
-from serving.benchmark.driver.telemetry import complete, counts_nothing, difference, sample_of
+from serving.benchmark.driver.telemetry import complete, counts_nothing, difference, gate_sample_of, sample_of
 from serving.benchmark.forecasts import Source, source_of
 from serving.benchmark.records import CallRecord, RoundRecord
 from serving.benchmark.workloads import Lanes, Tokens, Workflow
@@ -114,6 +114,8 @@ class RoundPlayer:
                 if not report.accepted:
                     raise EnginesError(f"engine {engine} refuses the policy of {who.name!r}: {report.reason}")
             await self._target.flush(engine)
+        if who.admission != "off":
+            await self._target.find_limits_anew(self._http)
 
     async def _measured(self, http: httpx.AsyncClient, engines: list[str]) -> RoundOutcome:
         suite, turn, outcome = self._suite, self._turn, self._outcome
@@ -219,4 +221,13 @@ class RoundPlayer:
                 return
             sample = sample_of(engines[0], self._sample_pool[0], time.monotonic() - start) if engines else None
             if sample is not None:
-                self._timeline.append(sample)
+                self._timeline.append(sample | await self._gate_sample(http, str(engines[0]["id"])))
+
+    async def _gate_sample(self, http: httpx.AsyncClient, engine: str) -> dict[str, float]:
+        """Who is in and who waits, if anybody may have to."""
+        if self._turn.contestant.admission == "off":
+            return {}
+        try:
+            return gate_sample_of(await self._target.coordinator(http), engine)
+        except EnginesError:
+            return {}

@@ -210,7 +210,7 @@ def _check_endpoint(suite: Suite) -> None:
         raise SuiteError("--endpoint: pools of running engines cannot be swept; leave out device_tokens and host_ratio")
     for name in suite.contestants():
         who = contestant(name)
-        if who.backend != "forecache" or who.unlimited or who.coordinator:
+        if who.backend != "forecache" or who.unlimited or who.coordinator or who.admission != "off":
             raise SuiteError(
                 f"--endpoint: the policy {name!r} needs an engine that starts in another way; leave it out of "
                 "--policies, or leave out --endpoint"

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from serving.benchmark.contestants import ContestantError, contestant
+from serving.benchmark.contestants import Contestant, ContestantError, contestant
 from serving.benchmark.workloads import (
     Arrivals,
     Lanes,
@@ -93,6 +93,9 @@ class SweepConfig(StrictModel):
         default_factory=dict, description="Parameters of the workload, each with its values, instead of its own."
     )
     concurrency: list[PositiveInt] = Field(default_factory=list, description="Lanes at once, instead of `lanes`.")
+    workflows_per_s: list[PositiveFloat] = Field(
+        default_factory=list, description="Starts a second, instead of `poisson_per_s`."
+    )
     device_tokens: list[PositiveInt] = Field(default_factory=list, description="An engine's device pool.")
     host_ratio: list[PositiveFloat] = Field(default_factory=list, description="Host pool by device pool.")
     noise: list[Annotated[float, Field(ge=0, le=1)]] = Field(
@@ -133,14 +136,13 @@ class Suite(StrictModel):
     def _goes_together(self) -> Self:
         names = self.contestants()
         for name in names:
-            if contestant(name).clairvoyant:
-                raise ValueError(
-                    f"policies: {name!r} knows the future of every node; only `forecache replay` can run it"
-                )
+            _check_runs_here(contestant(name))
         if self.baseline is not None and self.baseline not in names:
             raise ValueError(f"baseline: {self.baseline!r} is not among the policies; choose one of {', '.join(names)}")
         if self.sweep.concurrency and self.arrivals.lanes is None:
             raise ValueError("sweep.concurrency varies the lanes; give arrivals.lanes, or leave it out")
+        if self.sweep.workflows_per_s and self.arrivals.poisson_per_s is None:
+            raise ValueError("sweep.workflows_per_s varies the starts; give arrivals.poisson_per_s, or leave it out")
         known = workload_parameters(self.workload.name)
         for parameter in self.sweep.workload:
             if parameter not in known or parameter in FILE_PARAMETERS:
@@ -204,6 +206,21 @@ def suite_of(given: Mapping[str, Any], where: str) -> Suite:
         raise SuiteError(f"{where}: {'; '.join(faults)}") from error
     except (ContestantError, WorkloadError) as error:
         raise SuiteError(f"{where}: {error}") from error
+
+
+def _check_runs_here(who: Contestant) -> None:
+    """Raises ValueError for what only a replay can do."""
+    reason = None
+    if who.clairvoyant:
+        reason = "knows the future of every node"
+    elif who.admission != "off" and who.backend == "sglang":
+        reason = "has SGLang's own cache, which does not tell what it computes again, and so no limit of workflows"
+    elif who.admission != "off" and who.forecasts not in ("none", "predictor"):
+        reason = (
+            "is told forecasts by the benchmark, and a coordinator, which finds the limit, would send plans as well"
+        )
+    if reason is not None:
+        raise ValueError(f"policies: {who.name!r} {reason}; only `forecache replay` can run it")
 
 
 def _fault(detail: Mapping[str, Any]) -> str:

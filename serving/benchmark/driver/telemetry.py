@@ -65,3 +65,17 @@ def sample_of(engine: Mapping[str, Any], pool: int, at_s: float) -> dict[str, fl
         "dormant": pools.get("device_dormant", 0),
     }
     return sample | {name: pools[name] for name in _HOST if name in pools}
+
+
+def gate_sample_of(coordinator: Mapping[str, Any], engine: str) -> dict[str, float]:
+    """What a sample says of an engine's limit (left out without one), of who is in, and of who waits.
+
+    Args:
+        coordinator: of GET /v1/coordinator.
+    """
+    for one in coordinator["engines"]:
+        if one["id"] == engine:
+            told = one["admission"]
+            sample = {"admitted": float(told["admitted"]), "held": float(told["held"])}
+            return sample if told["limit"] is None else sample | {"limit": float(told["limit"])}
+    return {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache_actor.admission import Bounds, Gate, Queued, Refused
-from cache_actor.messages import RequestIdentity
+from cache_actor.messages import MAX_PAUSED, AdmissionAnswer, AdmissionReport, GateEvent, RequestIdentity
 from serving.admission_metrics import AdmissionMetrics
 from serving.config import AdmissionConfig, AdmissionMode
 from serving.errors import ApiError
@@ -24,8 +25,6 @@ from serving.errors import ApiError
 PERIOD_S = 0.25
 # Of the tenants with most that waits, so many are shown.
 SHOWN_TENANTS = 50
-# Tokens of a workflow's context, seconds to its next call, calls until it ends.
-Facts = tuple[int, float, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -62,6 +61,7 @@ class Admission:
         config: how.
         engines: the engines that there are now.
         retry_after_s: what refused clients are told when nobody knows better, in seconds.
+        name: the ingress's, for the coordinator.
         metrics: where figures go; None: nowhere.
         clock: seconds, monotonic.
     """
@@ -71,6 +71,7 @@ class Admission:
         config: AdmissionConfig,
         engines: Callable[[], Sequence[str]],
         retry_after_s: int,
+        name: str = "",
         metrics: AdmissionMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -83,6 +84,7 @@ class Admission:
             Bounds(config.max_wait_s, config.max_waiting, config.idle_s, config.pause_after_s, config.weights)
         )
         self._held: dict[str, list[Ticket]] = {}
+        self._name, self._epoch, self._numbers = name, time.time_ns() // 1_000_000, itertools.count(1)
         self._answer: Mapping[str, int | None] = {}
         self._answered = -math.inf
         self._limits: dict[str, int | None] = {}
@@ -153,15 +155,28 @@ class Admission:
         """An engine has answered a call of a workflow: it lives there."""
         self._gate.placed(workflow, engine)
 
-    def report(self) -> tuple[dict[str, int], int]:
-        """By engine the workflows that are in, and how many wait: what limits are found from."""
-        return {engine: self._gate.count(engine) for engine in self._limits}, self._gate.held
+    def report(self) -> AdmissionReport:
+        """How things stand, and what has happened since the last report: what limits are found from."""
+        unix = time.time() - self._clock()
+        events = [
+            GateEvent(one.workflow, one.what, one.engine, one.at + unix, one.waited_s)
+            for one in self._gate.take_happened()
+        ]
+        return AdmissionReport(
+            self._name,
+            self._epoch,
+            next(self._numbers),
+            {engine: self._gate.count(engine) for engine in self._limits},
+            self._gate.held_by_engine(),
+            list(itertools.islice(self._gate.out(), MAX_PAUSED)),
+            events,
+        )
 
-    def apply(self, limits: Mapping[str, int | None], facts: Mapping[str, Facts]) -> None:
-        """The coordinator's answer: a limit for each engine (None: none), and what it knows of workflows."""
-        self._answer, self._answered = dict(limits), self._clock()
-        for workflow, (tokens, gap_s, remaining) in facts.items():
-            self._gate.note(workflow, tokens, gap_s, remaining)
+    def apply(self, answer: AdmissionAnswer) -> None:
+        """What the coordinator has answered."""
+        self._answer, self._answered = answer.limits, self._clock()
+        for one in answer.idle:
+            self._gate.note(one.workflow, one.tokens, one.gap_s, one.remaining)
         self.refresh()
 
     def switch(self, mode: AdmissionMode) -> None:

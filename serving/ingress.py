@@ -32,6 +32,7 @@ from serving.errors import ApiError, invalid_request
 from serving.held_calls import answer
 from serving.http import CallStream, identity_headers, new_api, read_json
 from serving.identity import Identified, clean_id, identify
+from serving.limits_feed import LimitsFeed
 from serving.logs import log_through_serve
 from serving.placement import Placement, placement_named
 from serving.workflow_view import workflow_view
@@ -73,7 +74,11 @@ class Ingress:
         )
         self._calls = EngineCalls(engines, self._placement, config.limits)
         self._door = Admission(
-            config.admission, self._placement.engines, config.limits.retry_after_s, AdmissionMetrics(metrics)
+            config.admission,
+            self._placement.engines,
+            config.limits.retry_after_s,
+            serve.get_replica_context().replica_id.unique_id,
+            AdmissionMetrics(metrics),
         )
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
         self._conversations = ConversationIndex(config.identity.max_conversations)
@@ -82,7 +87,9 @@ class Ingress:
         loop = asyncio.get_running_loop()
         self._ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         # Ends are told from a task of their own, not from within a request: see `engines`.
-        work = (self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end), self._door.run())
+        work = [self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end), self._door.run()]
+        if coordinator is not None:
+            work.append(LimitsFeed(coordinator, self._door.report, self._door.apply).run())
         self._tasks = [loop.create_task(one) for one in work]
 
     @api.post("/v1/chat/completions")

@@ -9,14 +9,28 @@ came later.
 from __future__ import annotations
 
 import itertools
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 from cache_actor.admission.bounds import Bounds, Queued, Refused
 from cache_actor.admission.queue import Queue
 from cache_actor.admission.room import Member, Room, roomiest
 from cache_actor.admission.shares import Claim, Mean, Shares, Tenant
+
+HAPPENINGS_KEPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """What became of a workflow: its call is `held`, it is `let_in` after `waited_s`, or `paused` between two calls."""
+
+    workflow: str
+    what: Literal["held", "let_in", "paused"]
+    engine: str
+    at: float
+    waited_s: float = 0.0
 
 
 class Gate:
@@ -35,6 +49,8 @@ class Gate:
         self._queue = Queue(self._shares)
         self._numbers = itertools.count()
         self._now = 0.0
+        self._out: dict[str, None] = {}
+        self._happened: deque[Happening] = deque(maxlen=HAPPENINGS_KEPT)
         self._needs = Mean()  # seconds in places that a workflow takes, pauses left out
         self.counts: Counter[str] = Counter()
 
@@ -161,6 +177,20 @@ class Gate:
         """How many they are."""
         return len(self._rooms[engine].inside) if engine in self._rooms else 0
 
+    def out(self) -> Iterable[str]:
+        """The workflows that had a place and have to wait for another when they go on."""
+        return self._out.keys()
+
+    def held_by_engine(self) -> dict[str, int]:
+        """Workflows with a call that waits, by the engine that it waits for; "": for any."""
+        return self._queue.by_engine()
+
+    def take_happened(self) -> list[Happening]:
+        """What has happened since this was asked last, the latest HAPPENINGS_KEPT."""
+        happened = list(self._happened)
+        self._happened.clear()
+        return happened
+
     @property
     def held(self) -> int:
         """Workflows with a call that waits."""
@@ -205,6 +235,7 @@ class Gate:
     def _let_in(self, member: Member, engine: str | None) -> None:
         self._remember(member)
         member.inside = member.known = True
+        self._out.pop(member.name, None)
         member.engine = engine
         member.entered = self._now
         member.charged = self._shares.charge(member.tenant)
@@ -217,6 +248,7 @@ class Gate:
         member.inside = False
         if member.engine is not None:
             self._rooms[member.engine].drop(member)
+        self._out[member.name] = None
         stay_s = self._now - member.entered
         self._shares.settle(member.tenant, member.charged, stay_s)
         self._queue.moved(member.tenant)
@@ -246,6 +278,7 @@ class Gate:
         member.claim, member.asked, member.expected_s = claim, self._now, expected_s
         self._queue.add(member)
         self.counts["held"] += 1
+        self._happened.append(Happening(member.name, "held", member.engine or "", self._now))
 
     def _refuse(self, reason: Literal["full", "wait"], retry_after_s: float | None) -> None:
         self.counts[f"refused_{reason}"] += 1
@@ -276,6 +309,8 @@ class Gate:
         if not member.known and member.expected_s is not None:
             member.tenant.waits.take(self._now - member.asked)
             member.tenant.expected.take(member.expected_s)
+        waited_s = self._now - member.asked
+        self._happened.append(Happening(member.name, "let_in", engine or "", self._now, waited_s))
         self._let_in(member, engine)
         member.running += member.held
         member.held = 0
@@ -301,6 +336,7 @@ class Gate:
             for member in room.cheapest_idle(int(excess)):
                 self._leave(member, paused=True)
                 self.counts["paused"] += 1
+                self._happened.append(Happening(member.name, "paused", member.engine or "", self._now))
 
     def _close(self, engine: str) -> None:
         """The engine is gone, and what is paused or in there is at home nowhere."""
@@ -317,6 +353,7 @@ class Gate:
 
     def _forget(self, member: Member) -> None:
         del self._members[member.name]
+        self._out.pop(member.name, None)
         member.tenant.members -= 1
 
     def _engine_for(self, member: Member) -> str | None:

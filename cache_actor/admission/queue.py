@@ -32,6 +32,10 @@ class Queue:
     def get(self, workflow: str) -> Member | None:
         return self._members.get(workflow)
 
+    def by_engine(self) -> dict[str, int]:
+        """How many wait for each engine; "": for any."""
+        return {"": len(self._new)} | {engine: len(line) for engine, line in self._returning.items()}
+
     def oldest(self) -> Member:
         return next(iter(self._members.values()))
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cache_actor.messages import RequestIdentity
+from cache_actor.messages import AdmissionAnswer, IdleWorkflow, RequestIdentity
 from serving.admission import Admission, Ticket
 from serving.admission_metrics import AdmissionMetrics
 from serving.calls import JSON, SSE, EngineCall, Reply
@@ -53,7 +53,7 @@ class TestModes:
 
     async def test_limits_of_the_coordinator_hold_until_they_are_stale(self) -> None:
         door = Door(stale_after_s=10)
-        door.apply({"e0": 1, "e1": 1}, {})
+        door.apply(AdmissionAnswer({"e0": 1, "e1": 1}, []))
         first, second, third = enter(door, *"abc")
         assert {first.engine, second.engine} == {"e0", "e1"}
         assert third.held
@@ -68,7 +68,7 @@ class TestModes:
 
     async def test_a_number_holds_whatever_the_coordinator_says_and_off_lets_all_in(self) -> None:
         door = Door(mode=1)
-        door.apply({"e0": None, "e1": 7}, {})
+        door.apply(AdmissionAnswer({"e0": None, "e1": 7}, []))
         tickets = enter(door, *"abcde")
         assert [ticket.held for ticket in tickets] == [False, False, True, True, True]
         door.switch("off")
@@ -78,7 +78,7 @@ class TestModes:
 
     async def test_an_engine_without_a_word_about_it_has_no_limit(self) -> None:
         door = Door()
-        door.apply({"e0": 1, "gone": 3}, {})
+        door.apply(AdmissionAnswer({"e0": 1, "gone": 3}, []))
         assert [ticket.engine for ticket in enter(door, *"abcd")] == ["e1", "e1", "e1", "e1"]
 
     async def test_while_no_engine_is_there_those_who_wait_go_on_waiting(self) -> None:
@@ -123,7 +123,7 @@ class TestHeld:
             door.ask(call_of("d"))
         assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (429, "queue_full", 2)
         door.leave(held)
-        assert (door.waiting, door.report()[1]) == (0, 0)
+        assert (door.waiting, door.status()["held"]) == (0, 0)
         assert door.ask(call_of("d")).held
 
     async def test_a_call_that_its_client_gave_up_and_one_of_no_named_workflow_give_way(self) -> None:
@@ -164,9 +164,17 @@ class TestHeld:
         for ticket in enter(door, *"ab"):
             answered(door, ticket)
         door.switch("on")
-        door.apply({"e0": 1}, {"a": (10, 60.0, 5.0), "b": (9000, 1.0, 1.0)})
+        facts = [IdleWorkflow("a", 10, 60.0, 5.0), IdleWorkflow("b", 9000, 1.0, 1.0)]
+        door.apply(AdmissionAnswer({"e0": 1}, facts))
         assert (door.ask(call_of("b")).held, door.ask(call_of("a")).held) == (False, True)
-        assert door.report() == ({"e0": 1}, 1)
+        report = door.report()
+        assert (report.admitted, report.held, report.paused) == ({"e0": 1}, {"": 0, "e0": 1}, ["a"])
+        assert [(event.workflow, event.what, event.engine) for event in report.events] == [
+            ("a", "paused", "e0"),
+            ("a", "held", "e0"),
+        ]
+        again = door.report()
+        assert (again.number, again.events) == (report.number + 1, [])
 
     async def test_a_thousand_clients_that_come_and_leave_at_random_leak_no_place(self) -> None:
         draw = random.Random(5)
@@ -193,14 +201,15 @@ class TestHeld:
             door.refresh()
             if draw.random() < 0.4:
                 draw.choice(clients).cancel()
-        while door.report()[1]:
+        while door.status()["held"]:
             door.now += 1.0
             door.refresh()
             await asyncio.sleep(0)
         assert all(result is None for result in await asyncio.gather(*clients, return_exceptions=True) if not result)
         for number in range(1000):
             door.over(f"w{number}")
-        assert door.report() == ({"e0": 0, "e1": 0}, 0)
+        report = door.report()
+        assert (report.admitted, report.held, report.paused) == ({"e0": 0, "e1": 0}, {"": 0}, [])
         assert (door.waiting, door.status()["held_calls"], door.status()["tenants"]) == (0, 0, [])
 
 

@@ -23,6 +23,7 @@ from cache_actor.runtime_policies import make_runtime_policies
 from cache_actor.status import engine_status, why
 from predictor_actor.base import Prefix
 from predictor_actor.requests import MAX_BYTES, Request, decode_answer, encode_request
+from serving.garbage import collect_seldom
 from serving.link import Address, Link, LinkServer
 from serving.logs import log_through_serve
 
@@ -63,7 +64,7 @@ class CacheCoordinator:
         self._metrics = CoordinatorMetrics(metrics)
         self._link = LinkServer(self.sync, get_node_ip_address(), MAX_MESSAGE_BYTES)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (self._have_forecast(), self._expire())]
+        self._tasks = [loop.create_task(work) for work in (self._have_forecast(), self._expire(), collect_seldom())]
 
     async def address(self) -> Address:
         """Where engines bring their reports to, as questions whose answers are those of `sync`."""

@@ -20,14 +20,17 @@ from predictor_actor.kept import Kept
 from predictor_actor.learning import Learning, LearningConfig
 from predictor_actor.requests import MAX_BYTES, Answer, Request, decode_request, encode_answer
 from predictor_actor.training_process import TrainingFailedError, TrainingProcess
+from serving.garbage import collect_seldom
 from serving.link import Address, LinkServer
 from serving.logs import log_through_serve
 
 logger = logging.getLogger("forecache")
 
-# How often it looks whether a training is due, and what requests may take between two steps of judging.
+# How often it looks whether a training is due.
 _PERIOD_S = 1.0
+# What is left to requests between two steps of judging: at least so long, and so many times as long as a step took.
 _BREATH_S = 0.02
+_BREATHS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +77,7 @@ class PredictorReplica:
         self._news = asyncio.Event()
         self._link = LinkServer(self.forecast, get_node_ip_address(), MAX_BYTES)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._judge())]
+        self._tasks = [loop.create_task(work) for work in (self._judge(), collect_seldom())]
         if settings.learn:
             self._tasks.append(loop.create_task(self._train()))
 
@@ -164,7 +167,7 @@ class PredictorReplica:
             unwritten, self._unwritten = self._unwritten, []
             await asyncio.to_thread(self._kept.write, unwritten)
             while True:
-                before = self._learning.model
+                before, begin = self._learning.model, time.monotonic()
                 try:
                     more = self._learning.judge(time.time())
                 except Exception:  # a fault in judging must not stop serving
@@ -175,7 +178,7 @@ class PredictorReplica:
                     await asyncio.to_thread(self._kept.save, self._learning.model)
                 if not more:
                     break
-                await asyncio.sleep(_BREATH_S)
+                await asyncio.sleep(max(_BREATH_S, _BREATHS * (time.monotonic() - begin)))
 
     async def _train(self) -> None:
         """Trains when it is due."""

@@ -90,9 +90,7 @@ async def pair() -> AsyncIterator[Pair]:
 class TestAnswers:
     async def test_each_question_has_its_own_answer_over_one_connection(self, pair: Pair) -> None:
         questions = [b"slow", *[b"%d" % number for number in range(500)], bytes(MAX_BYTES), b""]
-        assert await asyncio.gather(*[pair.ask(one) for one in questions]) == [
-            one[::-1] for one in questions
-        ]
+        assert await asyncio.gather(*[pair.ask(one) for one in questions]) == [one[::-1] for one in questions]
         assert pair.found == 1
         assert pair.server.counts == {"peers": 1, "questions": len(questions)}
 

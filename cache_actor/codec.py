@@ -116,7 +116,24 @@ def _dataclass_reader(cls: Any) -> Callable[[Any, str], Any]:
             raise MessageError(f"{cls.__name__} is a list of {len(readers)} fields, not {reprlib.repr(values)}")
         return cls(*[reader(value, place) for reader, value, place in zip(readers, values, places, strict=True)])
 
-    return read
+    if not all(_is_scalar(hints[field.name]) for field in fields):
+        return read
+    # Of scalars the types say all, and few combinations of them occur: one look instead of one for each field.
+    fitting: set[tuple[type, ...]] = set()
+
+    def read_scalars(values: Any, where: str) -> Any:
+        if type(values) is list and tuple(map(type, values)) in fitting:
+            return cls(*values)
+        built = read(values, where)
+        fitting.add(tuple(map(type, values)))
+        return built
+
+    return read_scalars
+
+
+def _is_scalar(hint: Any) -> bool:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    return all(kind in _SCALARS for kind in kinds)
 
 
 def _misfit(value: Any, where: str) -> MessageError:

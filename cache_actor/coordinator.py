@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from typing import Any
 
-from ray.util import metrics
+from ray.util import get_node_ip_address, metrics
 
 from cache_actor.cluster import Cluster
 from cache_actor.codec import MessageError
@@ -22,7 +22,9 @@ from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
 from cache_actor.status import engine_status, why
 from predictor_actor.base import Prefix
-from predictor_actor.requests import Request, decode_answer, encode_request
+from predictor_actor.requests import MAX_BYTES, Request, decode_answer, encode_request
+from serving.garbage import collect_seldom
+from serving.link import Address, Link, LinkServer
 from serving.logs import log_through_serve
 
 logger = logging.getLogger("forecache")
@@ -47,6 +49,7 @@ class CacheCoordinator:
         log_through_serve()
         self._config = config
         self._predictor = predictor
+        self._to_predictor = None if predictor is None else Link(predictor.address.remote, MAX_BYTES)
         self._idle_s = 2 * idle_timeout_s
         self._started = time.time()
         self._cluster = Cluster(config.max_workflows)
@@ -59,8 +62,13 @@ class CacheCoordinator:
         self._predictor_rests_until = 0.0
         self._predictor_error = ""
         self._metrics = CoordinatorMetrics(metrics)
+        self._link = LinkServer(self.sync, get_node_ip_address(), MAX_MESSAGE_BYTES)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (self._have_forecast(), self._expire())]
+        self._tasks = [loop.create_task(work) for work in (self._have_forecast(), self._expire(), collect_seldom())]
+
+    async def address(self) -> Address:
+        """Where engines bring their reports to, as questions whose answers are those of `sync`."""
+        return self._link.address
 
     async def sync(self, data: bytes) -> bytes:
         """An engine's `SyncReport`; the `SyncAnswer`.
@@ -140,6 +148,8 @@ class CacheCoordinator:
         for task in self._tasks:
             if task.done():
                 raise RuntimeError(f"a task of the coordinator has ended: {task}")
+        if not self._link.is_open:
+            raise RuntimeError("the coordinator takes no reports any more")
 
     async def _wait_for_forecast(self, begin: float) -> None:
         """Until what has moved is forecast, but no longer than the limit."""
@@ -158,18 +168,18 @@ class CacheCoordinator:
             while self._cluster.has_moved:
                 waiting, self._forecast = self._forecast, asyncio.get_running_loop().create_future()
                 begun, asked, ended = self._cluster.take(BATCH)
-                if self._predictor is not None:
-                    await self._ask(Request(begun, ended, {}, asked))
+                if self._to_predictor is not None:
+                    await self._ask(self._to_predictor, Request(begun, ended, {}, asked))
                 waiting.set_result(None)
 
-    async def _ask(self, request: Request) -> None:
+    async def _ask(self, predictor: Link, request: Request) -> None:
         rest = self._predictor_rests_until - time.monotonic()
         if rest > 0:
             await asyncio.sleep(rest)
         begin = time.monotonic()
         try:
             async with asyncio.timeout(self._config.forecast_limit_s):
-                answer = decode_answer(await self._predictor.forecast.remote(encode_request(request)))
+                answer = decode_answer(await predictor.ask(encode_request(request)))
             lengths = [prefix.length for prefix in (*request.begun, *request.asked)]
             if len(answer.forecasts) != len(lengths):
                 raise ValueError(f"{len(answer.forecasts)} forecasts for {len(lengths)} workflows")

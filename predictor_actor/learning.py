@@ -41,7 +41,7 @@ class LearningConfig:
     after_drift: int = 60
     max_traces: int = 1000
     max_trace_bytes: int = 64 << 20
-    judged_at_once: int = 4
+    judged_at_once: int = 2
     max_waiting: int = 512
     retry_s: float = 60.0
     max_retry_s: float = 3600.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,20 +12,25 @@ from typing import Any
 
 import torch
 from ray import serve
+from ray.util import get_node_ip_address
 
 from predictor_actor.base import WorkflowTrace
 from predictor_actor.checkpoint import CheckpointError, load_checkpoint
 from predictor_actor.kept import Kept
 from predictor_actor.learning import Learning, LearningConfig
-from predictor_actor.requests import Answer, Request, decode_request, encode_answer
+from predictor_actor.requests import MAX_BYTES, Answer, Request, decode_request, encode_answer
 from predictor_actor.training_process import TrainingFailedError, TrainingProcess
+from serving.garbage import collect_seldom
+from serving.link import Address, LinkServer
 from serving.logs import log_through_serve
 
 logger = logging.getLogger("forecache")
 
-# How often it looks whether a training is due, and what requests may take between two steps of judging.
+# How often it looks whether a training is due.
 _PERIOD_S = 1.0
+# What is left to requests between two steps of judging: at least so long, and so many times as long as a step took.
 _BREATH_S = 0.02
+_BREATHS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +75,15 @@ class PredictorReplica:
         self._answer.set_batch_wait_timeout_s(settings.batch_wait_s)
         self._unwritten: list[WorkflowTrace] = []  # not yet on disk
         self._news = asyncio.Event()
+        self._link = LinkServer(self.forecast, get_node_ip_address(), MAX_BYTES)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._judge())]
+        self._tasks = [loop.create_task(work) for work in (self._judge(), collect_seldom())]
         if settings.learn:
             self._tasks.append(loop.create_task(self._train()))
+
+    async def address(self) -> Address:
+        """Where requests may be brought to directly, as questions whose answers are those of `forecast`."""
+        return self._link.address
 
     async def forecast(self, data: bytes) -> bytes:
         """An encoded `Answer` to an encoded `Request`.
@@ -107,7 +118,7 @@ class PredictorReplica:
 
     async def status(self) -> dict[str, Any]:
         """Which model serves, since when and why, how good each candidate was lately, the latest training."""
-        return self._learning.status() | {"refused": self._refused}
+        return self._learning.status() | {"refused": self._refused, "pid": os.getpid()}
 
     async def load(self, folder: str) -> dict[str, Any]:
         """Serves the checkpoint in a folder of this machine from now on, or says why not and changes nothing."""
@@ -120,8 +131,14 @@ class PredictorReplica:
             logger.warning("forecache: a predictor was refused: %s", error)
         return {"loaded": not reason, "reason": reason, "model": self._learning.status()["model"]}
 
+    async def check_health(self) -> None:
+        if not self._link.is_open:
+            raise RuntimeError("the predictor takes no requests any more")
+
     def __del__(self) -> None:
         """Ray Serve calls this when the replica stops, before it kills the actor."""
+        if hasattr(self, "_link"):
+            self._link.close()
         self._training.kill()
         for task in getattr(self, "_tasks", ()):
             task.cancel()
@@ -150,7 +167,7 @@ class PredictorReplica:
             unwritten, self._unwritten = self._unwritten, []
             await asyncio.to_thread(self._kept.write, unwritten)
             while True:
-                before = self._learning.model
+                before, begin = self._learning.model, time.monotonic()
                 try:
                     more = self._learning.judge(time.time())
                 except Exception:  # a fault in judging must not stop serving
@@ -161,7 +178,7 @@ class PredictorReplica:
                     await asyncio.to_thread(self._kept.save, self._learning.model)
                 if not more:
                     break
-                await asyncio.sleep(_BREATH_S)
+                await asyncio.sleep(max(_BREATH_S, _BREATHS * (time.monotonic() - begin)))
 
     async def _train(self) -> None:
         """Trains when it is due."""

@@ -233,7 +233,9 @@ class PredictorConfig(StrictModel):
     """Who forecasts which agents come next, and how it learns."""
 
     enabled: bool = Field(True, description="Whether a predictor runs.")
-    num_replicas: PositiveInt = Field(1, description="Replicas; each learns from the requests that it is given.")
+    num_replicas: PositiveInt = Field(
+        1, description="Replicas; a coordinator asks one of them, which learns from it, and another if that is gone."
+    )
     checkpoint: str = Field(
         "",
         description="Folder written by `forecache train`, to start with; by default the predictor that served last.",

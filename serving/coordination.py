@@ -13,10 +13,19 @@ import numpy as np
 
 from cache_actor.codec import MessageError
 from cache_actor.coordinator_config import CoordinatorConfig
-from cache_actor.messages import Anchor, EnginePlan, RequestIdentity, SyncAnswer, decode, encode
+from cache_actor.messages import (
+    MAX_MESSAGE_BYTES,
+    Anchor,
+    EnginePlan,
+    RequestIdentity,
+    SyncAnswer,
+    decode,
+    encode,
+)
 from serving.call_log import CallLog
 from serving.calls import Usage
 from serving.health import Load
+from serving.link import Link
 from serving.plan_sender import PlanSender
 
 logger = logging.getLogger("forecache")
@@ -59,7 +68,7 @@ class Coordination:
         self.counts: Counter[str] = Counter()
         self.connected = False
         self._config = config
-        self._handle = handle
+        self._link = Link(handle.address.remote, MAX_MESSAGE_BYTES)
         self._log = log
         self._plans = plans
         self._load = load
@@ -121,7 +130,7 @@ class Coordination:
         report = self._log.report(self._load())
         try:
             async with asyncio.timeout(ANSWER_LIMIT_S):
-                answer = decode(await self._handle.sync.remote(encode(report)))
+                answer = decode(await self._link.ask(encode(report)))
             if not isinstance(answer, SyncAnswer):
                 raise MessageError(f"a SyncAnswer was expected, not {type(answer).__name__}")
         except Exception as error:  # the coordinator is not there, or not well: the engine goes on by itself

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import psutil
 
 from cache_actor.coordinator_config import CoordinatorConfig
-from cache_actor.messages import EngineReport, RequestIdentity, SyncAnswer, decode, encode
+from cache_actor.messages import MAX_MESSAGE_BYTES, EngineReport, RequestIdentity, SyncAnswer, decode, encode
 from serving.benchmark.budgets import Budget, Figures
 from serving.call_log import CallLog
 from serving.calls import Usage
 from serving.health import Load
+from serving.link import Link
 
 BUDGETS = (
     Budget("sync_p50_ms", "ms, an engine's report and its answer, median", 50),
@@ -114,7 +115,8 @@ async def _drive(handle: object, run: Run, progress: Progress) -> Figures:
     rng = random.Random(1)
     followers = [[rng.randrange(AGENTS) for _ in range(3)] for _ in range(AGENTS)]
     engines = [MadeUpEngine(f"engine-{number}", random.Random(number), followers) for number in range(run.engines)]
-    process = psutil.Process((await handle.status.remote())["pid"])  # type: ignore[attr-defined]
+    status = await handle.status.remote()  # type: ignore[attr-defined]
+    coordinator, predictor = psutil.Process(status["pid"]), psutil.Process(status["predictor"]["pid"])
     latencies: list[float] = []
     sizes: list[float] = []
     begin = time.monotonic()
@@ -123,25 +125,35 @@ async def _drive(handle: object, run: Run, progress: Progress) -> Figures:
     end = begin + warm_s + run.seconds
 
     async def report(engine: MadeUpEngine, offset: float) -> None:
+        link = Link(handle.address.remote, MAX_MESSAGE_BYTES)  # type: ignore[attr-defined]
         due = begin + offset
         while due < end:
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             sent = time.monotonic()
-            answer = decode(await handle.sync.remote(engine.report()))  # type: ignore[attr-defined]
+            answer = decode(await link.ask(engine.report()))
             assert isinstance(answer, SyncAnswer)
             engine.hear(answer)
             if sent >= begin + warm_s:
                 latencies.append(time.monotonic() - sent)
             due = max(due + PERIOD_S, time.monotonic())
+        link.close()
 
     async def watch() -> None:
         while True:
             now = time.monotonic()
-            sizes.append(process.memory_info().rss / 1e6)
+            sizes.append(coordinator.memory_info().rss / 1e6)
             progress(min(1.0, (now - begin) / (end - begin)), f"{len(latencies)} reports answered")
             await asyncio.sleep(1)
 
+    async def cores() -> dict[str, float]:
+        await asyncio.sleep(warm_s)
+        before = _processor_s(coordinator, predictor)
+        await asyncio.sleep(run.seconds)
+        after = _processor_s(coordinator, predictor)
+        return {name: (after[name] - seconds) / run.seconds for name, seconds in before.items()}
+
     watching = asyncio.create_task(watch())
+    busy = asyncio.create_task(cores())
     try:
         await asyncio.gather(*[report(engine, rng.uniform(0, PERIOD_S)) for engine in engines])
     finally:
@@ -154,4 +166,25 @@ async def _drive(handle: object, run: Run, progress: Progress) -> Figures:
         "rss_mb": max(sizes),
         "rss_growth_ratio": statistics.median(sizes[-5:]) / after_a_fifth,
         "reports_per_s": len(latencies) / run.seconds,
+        **await busy,
     }
+
+
+def _processor_s(coordinator: psutil.Process, predictor: psutil.Process) -> dict[str, float]:
+    """Processor time so far. This process is the made-up engines; `ray` all that it has started but the two."""
+    ours = psutil.Process()
+    seconds = {process.pid: _seconds(process) for process in [ours, *ours.children(recursive=True)]}
+    return {
+        "coordinator_cores": seconds.pop(coordinator.pid),
+        "predictor_cores": seconds.pop(predictor.pid),
+        "engines_cores": seconds.pop(ours.pid),
+        "ray_cores": sum(seconds.values()),
+    }
+
+
+def _seconds(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system)

@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.messages import (
+    MAX_MESSAGE_BYTES,
     Anchor,
     EnginePlan,
     EngineReport,
@@ -25,6 +26,7 @@ from serving.call_log import CallLog
 from serving.calls import Usage
 from serving.coordination import MIDDLE_PRIORITY, Coordination
 from serving.health import Load
+from serving.link import Address, LinkServer
 
 EPOCH = 7
 WHO = RequestIdentity("w", "coder")
@@ -37,12 +39,16 @@ class Method:
 
 
 class Coordinator:
-    """Stands for its handle: answers by a list of answers, the last one for ever."""
+    """Stands for its handle and its replica: answers by a list of answers, the last one for ever."""
 
     def __init__(self) -> None:
         self.reports: list[SyncReport] = []
         self.answers: list[SyncAnswer | Exception | bytes | None] = [SyncAnswer(EPOCH, False, None)]
-        self.sync = Method(self._sync)
+        self.server = LinkServer(self._sync, "127.0.0.1", MAX_MESSAGE_BYTES)
+        self.address = Method(self._address)
+
+    async def _address(self) -> Address:
+        return self.server.address
 
     async def _sync(self, data: bytes) -> bytes:
         report = decode(data)
@@ -102,6 +108,7 @@ async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     desk = Desk()
     yield desk
     desk.task.cancel()
+    desk.coordinator.server.close()
 
 
 def plan(number: int, **fields: Any) -> EnginePlan:

@@ -15,22 +15,27 @@ from cache_actor.codec import MessageError
 from cache_actor.coordinator import CacheCoordinator
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.messages import Ask, SyncAnswer, SyncReport, decode, encode
-from predictor_actor.requests import Answer, Request, decode_request, encode_answer
+from predictor_actor.requests import MAX_BYTES, Answer, Request, decode_request, encode_answer
+from serving.link import Address, LinkServer
 
 AGENTS = ["coder", "tester"]
 TOO_FEW = encode_answer(Answer(certain([], AGENTS, "coder"), 0.0, 0.0))
 
 
 class Predictor:
-    """Stands for the handle of the predictor's deployment."""
+    """Stands for the predictor's deployment and the handle of it."""
 
     def __init__(self) -> None:
         self.requests: list[Request] = []
         self.delay_s = 0.0
         self.broken = False
         self.wrong: bytes | None = None
-        self.forecast = Method(self._forecast)
+        self.server = LinkServer(self._forecast, "127.0.0.1", MAX_BYTES)
+        self.address = Method(self._address)
         self.status = Method(self._status)
+
+    async def _address(self) -> Address:
+        return self.server.address
 
     async def _forecast(self, data: bytes) -> bytes:
         request = decode_request(data)
@@ -64,6 +69,9 @@ class Desk:
     def close(self) -> None:
         for task in self.coordinator._tasks:
             task.cancel()
+        self.coordinator._link.close()
+        if self.predictor is not None:
+            self.predictor.server.close()
 
 
 Make = Callable[..., Desk]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cache_actor.admission import Bounds, Gate, Queued, Refused
+from cache_actor.admission import Bounds, Gate, GateEvent, Queued, Refused
 from cache_actor.messages import RequestIdentity
 from serving.admission_metrics import AdmissionMetrics
 from serving.config import AdmissionConfig, AdmissionMode
@@ -26,6 +26,23 @@ PERIOD_S = 0.25
 SHOWN_TENANTS = 50
 # Tokens of a workflow's context, seconds to its next call, calls until it ends.
 Facts = tuple[int, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How things stand at the door: what limits are found from.
+
+    Attributes:
+        admitted: workflows that are in, by engine; `held` those with a call that waits, by the engine that they live on
+            ("": on none yet).
+        paused: those that have had a place and are without one.
+        events: what has happened since the last time, `at` in Unix seconds.
+    """
+
+    admitted: dict[str, int]
+    held: dict[str, int]
+    paused: list[str]
+    events: list[GateEvent]
 
 
 @dataclass(slots=True, eq=False)
@@ -153,9 +170,15 @@ class Admission:
         """An engine has answered a call of a workflow: it lives there."""
         self._gate.placed(workflow, engine)
 
-    def report(self) -> tuple[dict[str, int], int]:
-        """By engine the workflows that are in, and how many wait: what limits are found from."""
-        return {engine: self._gate.count(engine) for engine in self._limits}, self._gate.held
+    def report(self) -> Standing:
+        """For the coordinator. What has happened is told once."""
+        wall_clock = time.time() - self._clock()
+        return Standing(
+            admitted={engine: self._gate.count(engine) for engine in self._limits},
+            held=self._gate.held_by_engine(),
+            paused=list(self._gate.paused),
+            events=[event._replace(at=event.at + wall_clock) for event in self._gate.take_events()],
+        )
 
     def apply(self, limits: Mapping[str, int | None], facts: Mapping[str, Facts]) -> None:
         """The coordinator's answer: a limit for each engine (None: none), and what it knows of workflows."""

@@ -35,6 +35,11 @@ class Queue:
     def oldest(self) -> Member:
         return next(iter(self._members.values()))
 
+    def by_engine(self) -> dict[str, int]:
+        """How many wait, by the engine they live on; "": on none yet."""
+        held = {"": len(self._new)} if self._new else {}
+        return held | {engine: len(line) for engine, line in self._returning.items()}
+
     def add(self, member: Member) -> None:
         """It waits: for its own engine if it has one, for any otherwise."""
         self._shares.wait(member.tenant)

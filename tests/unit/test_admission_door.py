@@ -123,7 +123,7 @@ class TestHeld:
             door.ask(call_of("d"))
         assert (caught.value.status, caught.value.code, caught.value.retry_after_s) == (429, "queue_full", 2)
         door.leave(held)
-        assert (door.waiting, door.report()[1]) == (0, 0)
+        assert (door.waiting, door.report().held) == (0, {})
         assert door.ask(call_of("d")).held
 
     async def test_a_call_that_its_client_gave_up_and_one_of_no_named_workflow_give_way(self) -> None:
@@ -166,7 +166,11 @@ class TestHeld:
         door.switch("on")
         door.apply({"e0": 1}, {"a": (10, 60.0, 5.0), "b": (9000, 1.0, 1.0)})
         assert (door.ask(call_of("b")).held, door.ask(call_of("a")).held) == (False, True)
-        assert door.report() == ({"e0": 1}, 1)
+        standing = door.report()
+        assert (standing.admitted, standing.held, standing.paused) == ({"e0": 1}, {"e0": 1}, ["a"])
+        assert [(event.workflow, event.what) for event in standing.events] == [("a", "paused"), ("a", "held")]
+        assert abs(standing.events[0].at - time.time()) < 10
+        assert not door.report().events
 
     async def test_a_thousand_clients_that_come_and_leave_at_random_leak_no_place(self) -> None:
         draw = random.Random(5)
@@ -193,14 +197,15 @@ class TestHeld:
             door.refresh()
             if draw.random() < 0.4:
                 draw.choice(clients).cancel()
-        while door.report()[1]:
+        while door.report().held:
             door.now += 1.0
             door.refresh()
             await asyncio.sleep(0)
         assert all(result is None for result in await asyncio.gather(*clients, return_exceptions=True) if not result)
         for number in range(1000):
             door.over(f"w{number}")
-        assert door.report() == ({"e0": 0, "e1": 0}, 0)
+        standing = door.report()
+        assert (standing.admitted, standing.held, standing.paused) == ({"e0": 0, "e1": 0}, {}, [])
         assert (door.waiting, door.status()["held_calls"], door.status()["tenants"]) == (0, 0, [])
 
 

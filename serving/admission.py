@@ -157,19 +157,18 @@ class Admission:
 
     def report(self) -> AdmissionReport:
         """How things stand, and what has happened since the last report: what limits are found from."""
-        unix = time.time() - self._clock()
-        events = [
-            GateEvent(one.workflow, one.what, one.engine, one.at + unix, one.waited_s)
-            for one in self._gate.take_happened()
-        ]
+        wall_clock = time.time() - self._clock()
         return AdmissionReport(
             self._name,
             self._epoch,
             next(self._numbers),
-            {engine: self._gate.count(engine) for engine in self._limits},
-            self._gate.held_by_engine(),
-            list(itertools.islice(self._gate.out(), MAX_PAUSED)),
-            events,
+            admitted={engine: self._gate.count(engine) for engine in self._limits},
+            held=self._gate.held_by_engine(),
+            paused=list(itertools.islice(self._gate.paused, MAX_PAUSED)),
+            events=[
+                GateEvent(one.workflow, one.what, one.engine, one.at + wall_clock, one.waited_s)
+                for one in self._gate.take_events()
+            ],
         )
 
     def apply(self, answer: AdmissionAnswer) -> None:

@@ -11,26 +11,12 @@ from __future__ import annotations
 import itertools
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal
 
-from cache_actor.admission.bounds import Bounds, Queued, Refused
+from cache_actor.admission.bounds import MAX_EVENTS, Bounds, GateEvent, Queued, Refused
 from cache_actor.admission.queue import Queue
 from cache_actor.admission.room import Member, Room, roomiest
 from cache_actor.admission.shares import Claim, Mean, Shares, Tenant
-
-HAPPENINGS_KEPT = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Happening:
-    """What became of a workflow: its call is `held`, it is `let_in` after `waited_s`, or `paused` between two calls."""
-
-    workflow: str
-    what: Literal["held", "let_in", "paused"]
-    engine: str
-    at: float
-    waited_s: float = 0.0
 
 
 class Gate:
@@ -39,6 +25,7 @@ class Gate:
     Attributes:
         counts: what has happened: `held`, `let_in`, `overdue` (of these those let in beyond a limit, having waited for
             `max_wait_s`), `refused_full`, `refused_wait`, `paused`, `gave_up` (idle ones whose place another got).
+        paused: workflows that have had a place, and get another when they call again, oldest pause first.
     """
 
     def __init__(self, bounds: Bounds | None = None) -> None:
@@ -49,10 +36,10 @@ class Gate:
         self._queue = Queue(self._shares)
         self._numbers = itertools.count()
         self._now = 0.0
-        self._out: dict[str, None] = {}
-        self._happened: deque[Happening] = deque(maxlen=HAPPENINGS_KEPT)
         self._needs = Mean()  # seconds in places that a workflow takes, pauses left out
+        self._events: deque[GateEvent] = deque(maxlen=MAX_EVENTS)
         self.counts: Counter[str] = Counter()
+        self.paused: dict[str, None] = {}
 
     def set_limits(self, limits: Mapping[str, int | None], now: float | None = None) -> None:
         """The engines that there are, each with its limit; None: no limit. Workflows of an engine that is gone stay
@@ -177,24 +164,20 @@ class Gate:
         """How many they are."""
         return len(self._rooms[engine].inside) if engine in self._rooms else 0
 
-    def out(self) -> Iterable[str]:
-        """The workflows that had a place and have to wait for another when they go on."""
-        return self._out.keys()
-
-    def held_by_engine(self) -> dict[str, int]:
-        """Workflows with a call that waits, by the engine that it waits for; "": for any."""
-        return self._queue.by_engine()
-
-    def take_happened(self) -> list[Happening]:
-        """What has happened since this was asked last, the latest HAPPENINGS_KEPT."""
-        happened = list(self._happened)
-        self._happened.clear()
-        return happened
-
     @property
     def held(self) -> int:
         """Workflows with a call that waits."""
         return len(self._queue)
+
+    def held_by_engine(self) -> dict[str, int]:
+        """These, by the engine that they live on; "": on none yet."""
+        return self._queue.by_engine()
+
+    def take_events(self) -> list[GateEvent]:
+        """What has happened since this was last asked, at most MAX_EVENTS, the latest."""
+        events = list(self._events)
+        self._events.clear()
+        return events
 
     @property
     def new_calls(self) -> int:
@@ -234,8 +217,8 @@ class Gate:
 
     def _let_in(self, member: Member, engine: str | None) -> None:
         self._remember(member)
+        self.paused.pop(member.name, None)
         member.inside = member.known = True
-        self._out.pop(member.name, None)
         member.engine = engine
         member.entered = self._now
         member.charged = self._shares.charge(member.tenant)
@@ -248,13 +231,18 @@ class Gate:
         member.inside = False
         if member.engine is not None:
             self._rooms[member.engine].drop(member)
-        self._out[member.name] = None
         stay_s = self._now - member.entered
         self._shares.settle(member.tenant, member.charged, stay_s)
         self._queue.moved(member.tenant)
         member.place_s += stay_s
         if not paused:
             self._learn(member)
+
+    def _give_up(self, member: Member, paused: bool) -> None:
+        """Loses its place between two calls."""
+        self._leave(member, paused)
+        self.paused[member.name] = None
+        self._events.append(GateEvent(member.name, "paused", member.engine or "", self._now))
 
     def _learn(self, member: Member) -> None:
         """It needs no place any more, as far as anybody knows."""
@@ -278,7 +266,7 @@ class Gate:
         member.claim, member.asked, member.expected_s = claim, self._now, expected_s
         self._queue.add(member)
         self.counts["held"] += 1
-        self._happened.append(Happening(member.name, "held", member.engine or "", self._now))
+        self._events.append(GateEvent(member.name, "held", member.engine or "", self._now))
 
     def _refuse(self, reason: Literal["full", "wait"], retry_after_s: float | None) -> None:
         self.counts[f"refused_{reason}"] += 1
@@ -309,19 +297,18 @@ class Gate:
         if not member.known and member.expected_s is not None:
             member.tenant.waits.take(self._now - member.asked)
             member.tenant.expected.take(member.expected_s)
-        waited_s = self._now - member.asked
-        self._happened.append(Happening(member.name, "let_in", engine or "", self._now, waited_s))
         self._let_in(member, engine)
         member.running += member.held
         member.held = 0
         self.counts["let_in"] += 1
+        self._events.append(GateEvent(member.name, "let_in", engine or "", self._now, self._now - member.asked))
         return member
 
     def _make_room(self, room: Room) -> bool:
         """Takes their places from those who have been idle for too long, if that frees one."""
         idle = room.longest_idle(1 - int(room.free()), self._now)
         for member in idle:
-            self._leave(member)
+            self._give_up(member, paused=False)
         self.counts["gave_up"] += len(idle)
         return bool(idle)
 
@@ -334,9 +321,8 @@ class Gate:
             room.over_since = self._now
         if self._now - room.over_since >= self._bounds.pause_after_s:
             for member in room.cheapest_idle(int(excess)):
-                self._leave(member, paused=True)
+                self._give_up(member, paused=True)
                 self.counts["paused"] += 1
-                self._happened.append(Happening(member.name, "paused", member.engine or "", self._now))
 
     def _close(self, engine: str) -> None:
         """The engine is gone, and what is paused or in there is at home nowhere."""
@@ -353,7 +339,7 @@ class Gate:
 
     def _forget(self, member: Member) -> None:
         del self._members[member.name]
-        self._out.pop(member.name, None)
+        self.paused.pop(member.name, None)
         member.tenant.members -= 1
 
     def _engine_for(self, member: Member) -> str | None:

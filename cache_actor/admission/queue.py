@@ -32,12 +32,13 @@ class Queue:
     def get(self, workflow: str) -> Member | None:
         return self._members.get(workflow)
 
-    def by_engine(self) -> dict[str, int]:
-        """How many wait for each engine; "": for any."""
-        return {"": len(self._new)} | {engine: len(line) for engine, line in self._returning.items()}
-
     def oldest(self) -> Member:
         return next(iter(self._members.values()))
+
+    def by_engine(self) -> dict[str, int]:
+        """How many wait, by the engine they live on; "": on none yet."""
+        held = {"": len(self._new)} if self._new else {}
+        return held | {engine: len(line) for engine, line in self._returning.items()}
 
     def add(self, member: Member) -> None:
         """It waits: for its own engine if it has one, for any otherwise."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +23,8 @@ class Member:
         held: calls of it that wait, the first of them since `asked` with this `claim` and so many seconds expected;
             `running`: calls under way.
         idle_until: when others may have its place if no call runs.
-        tokens, gap_s, remaining: of its context, forecast to its next call (seconds), forecast calls until it ends.
+        tokens, gap_s, remaining: of its context (None: nobody has said), forecast to its next call (seconds), forecast
+            calls until it ends.
     """
 
     name: str
@@ -41,13 +43,15 @@ class Member:
     expected_s: float | None = None
     running: int = 0
     idle_until: float = 0.0
-    tokens: int = 0
+    tokens: int | None = None
     gap_s: float = 0.0
     remaining: float = 1.0
 
     def pause_cost(self) -> tuple[float, int]:
         """What is lost if it is paused; the least is paused first: small contexts, long gaps, a far end. Of equals
-        the latest comer."""
+        the latest comer, and last those of which nothing is known."""
+        if self.tokens is None:
+            return math.inf, -self.number
         return self.tokens / ((1.0 + self.gap_s) * max(1.0, self.remaining)), -self.number
 
 

@@ -139,6 +139,16 @@ class TestPausing:
         gate.set_limits({"e0": 1})
         assert list(gate.inside("e0")) == ["soon"]
 
+    def test_those_of_which_nothing_is_known_are_paused_last_and_the_latest_first(self) -> None:
+        gate = gate_of({"e0": 3}, pause_after_s=0.0)
+        fill(gate, "early", "late", "known")
+        gate.note("known", tokens=90_000)
+        gate.set_limits({"e0": 2})
+        assert list(gate.inside("e0")) == ["early", "late"]
+        gate.set_limits({"e0": 1})
+        assert list(gate.inside("e0")) == ["early"]
+        assert list(gate.paused) == ["known", "late"]
+
     def test_one_that_runs_is_not_paused_until_its_call_is_over(self) -> None:
         gate = gate_of({"e0": 2}, pause_after_s=0.0)
         gate.ask("a", 0.0)
@@ -181,6 +191,26 @@ class TestPausing:
         gate.ask("waits", 1.0)
         gate.done("once", 2.0, lasting=False)
         assert gate.admitted(2.0) == [("waits", "e0")]
+
+
+def test_what_happens_is_told_once() -> None:
+    gate = gate_of({"e0": 1}, pause_after_s=0.0)
+    fill(gate, "a")
+    assert gate.take_events() == []
+    gate.ask("b", 1.0)
+    assert gate.held_by_engine() == {"": 1}
+    gate.set_limits({"e0": 0}, 2.0)
+    gate.ask("a", 3.0)
+    assert gate.held_by_engine() == {"": 1, "e0": 1}
+    gate.set_limits({"e0": 1}, 4.0)
+    gate.admitted(4.0)
+    assert gate.take_events() == [
+        ("b", "held", "", 1.0, 0.0),
+        ("a", "paused", "e0", 2.0, 0.0),
+        ("a", "held", "e0", 3.0, 0.0),
+        ("a", "let_in", "e0", 4.0, 1.0),
+    ]
+    assert (gate.take_events(), list(gate.paused)) == ([], [])
 
 
 class TestEngines:
@@ -371,6 +401,9 @@ class GateMachine(RuleBasedStateMachine):
         never_in = [member for member in self.gate._members.values() if not member.known]
         assert self.gate.new_calls == sum(member.held for member in never_in)
         assert all(member.held for member in never_in), "who was never in and does not wait is forgotten"
+        outside = {name for name, member in self.gate._members.items() if member.known and not member.inside}
+        assert set(self.gate.paused) == outside
+        assert sum(self.gate.held_by_engine().values()) == self.gate.held
 
     @invariant()
     def no_place_is_lost_or_counted_twice(self) -> None:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from cache_actor.admission import LimitController, Signals
 from cache_actor.admission.base import _CONTROLLERS, register
+from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.forecast import compiled
-from cache_actor.messages import AdmissionReport, EnginePlan, SyncReport, Work
+from cache_actor.messages import EnginePlan, SyncReport, Work
 from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
 from cache_actor.runtime_policies import make_runtime_policies

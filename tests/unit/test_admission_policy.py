@@ -293,6 +293,21 @@ class TestPaused:
         assert again is not None
         assert again.tables == {"w": table}
 
+    def test_without_a_forecast_a_paused_workflow_is_expected_to_use_nothing(self) -> None:
+        desk = Desk()
+        plan = desk.hear(*calls("w", 100))
+        assert plan is None or not plan.tables
+        desk.gate(paused=["w"])
+        paused = desk.hear()
+        assert paused is not None
+        assert paused.tables == {"w": {}}
+        again = desk.hear()
+        assert again is None or not again.tables
+        desk.gate()
+        restored = desk.hear()
+        assert restored is not None
+        assert restored.tables == {"w": None}
+
 
 class TestConfig:
     def test_the_controller_is_made_as_configured(self) -> None:

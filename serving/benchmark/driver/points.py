@@ -87,8 +87,8 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     All policies of our cache share one and are switched while it runs; `stock` and `session-refs` have SGLang's own
     cache, and `unlimited` a pool of `unlimited_tokens` that holds a whole round, hence no host tier. The whole system
     has a coordinator and a predictor, which begins with `checkpoint` or with nothing and learns from round to round.
-    Those with the same admission share another, whose coordinator forecasts nothing: it limits workflows, and says who is
-    paused.
+    Those with the same admission share another, whose coordinator forecasts nothing: it limits workflows and says who
+    is paused.
     """
     engine = dict(suite.app.engine) | dict(point.engine)
     cache: dict[str, Any] = {}

@@ -6,18 +6,11 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable
 
 from cache_actor.accuracy import Accuracy
+from cache_actor.admission_messages import AdmissionReport
 from cache_actor.decisions import entry_of
 from cache_actor.forecast import Forecast
 from cache_actor.ingresses import Ingresses
-from cache_actor.messages import (
-    AdmissionReport,
-    CallEvent,
-    EngineReport,
-    Eviction,
-    Receipt,
-    SyncReport,
-    WorkflowSeen,
-)
+from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
 from cache_actor.paths import CallPath
 from cache_actor.state import EngineState, WorkflowState
 from predictor_actor.base import Ending, Prefix, WorkflowTrace

@@ -11,12 +11,13 @@ from typing import Any
 
 from ray.util import get_node_ip_address, metrics
 
+from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
 from cache_actor.codec import MessageError
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.forecast import compiled
 from cache_actor.limits import answer_to
-from cache_actor.messages import MAX_MESSAGE_BYTES, AdmissionReport, SyncAnswer, SyncReport, decode, encode
+from cache_actor.messages import MAX_MESSAGE_BYTES, SyncAnswer, SyncReport, decode, encode
 from cache_actor.metrics import CoordinatorMetrics
 from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from cache_actor.messages import GateEvent
+from cache_actor.admission_messages import GateEvent
 
 # When, in seconds since 1970; what; on which engine; and what its words need.
 Decision = tuple[Any, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-from cache_actor.messages import GATE_EVENTS, MAX_GATE_EVENTS, MAX_PAUSED, AdmissionReport, GateEvent
+from cache_actor.admission_messages import GATE_EVENTS, MAX_GATE_EVENTS, MAX_PAUSED, AdmissionReport, GateEvent
 
 # An ingress that has not been heard of for so long, in seconds, is taken for gone.
 INGRESS_SILENT_S = 15.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
+from cache_actor.admission_messages import AdmissionAnswer, IdleWorkflow
 from cache_actor.cluster import Cluster
-from cache_actor.messages import AdmissionAnswer, IdleWorkflow
 from cache_actor.state import EngineState, WorkflowState
 
 # Workflows named to an ingress for one engine at once; the next answer names others.

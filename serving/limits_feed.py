@@ -10,8 +10,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport
 from cache_actor.codec import MessageError
-from cache_actor.messages import AdmissionAnswer, AdmissionReport, decode, encode
+from cache_actor.messages import decode, encode
 
 logger = logging.getLogger("forecache")
 

@@ -43,6 +43,7 @@ class KvReuse(RuntimePolicy):
         for workflow in news:
             forecast = self.predict(workflow)
             if forecast is None:
+                self._without_forecast(workflow, engine, draft)
                 continue
             table = forecast.table
             if workflow.paused:
@@ -56,6 +57,16 @@ class KvReuse(RuntimePolicy):
             named = ", ".join(f"{agent} {chance:.0%}" for agent, chance in best)
             over = 1 - forecast.survival[0]
             draft.reasons.append((workflow.id, "table", forecast.model, named or "nobody", over))
+
+    def _without_forecast(self, workflow: WorkflowState, engine: EngineState, draft: Draft) -> None:
+        """Of a workflow nothing is known but whether it is paused: then no use of what it has is expected."""
+        told = self._told.get(workflow.id)
+        if workflow.paused and (told is None or told[0] != engine.generation):
+            self._told[workflow.id] = (engine.generation, {})
+            draft.tables[workflow.id] = {}
+        elif not workflow.paused and told is not None:
+            del self._told[workflow.id]
+            draft.tables[workflow.id] = None
 
 
 def _alike(before: dict[str, int], after: dict[str, int]) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import psutil
 
 from cache_actor.coordinator_config import CoordinatorConfig
-from cache_actor.messages import MAX_MESSAGE_BYTES, EngineReport, RequestIdentity, SyncAnswer, decode, encode
+from cache_actor.messages import MAX_MESSAGE_BYTES, EngineReport, RequestIdentity, SyncAnswer, Work, decode, encode
 from serving.benchmark.budgets import Budget, Figures
 from serving.call_log import CallLog
 from serving.calls import Usage
@@ -54,12 +54,15 @@ class MadeUpEngine:
         self._number = 0
         self._living: list[tuple[str, int]] = []
         self._pressure = itertools.count(1)
+        self._computed = 0
 
     def report(self) -> bytes:
         """The next report: calls begin and end, and now and then a workflow ends and another comes."""
         for _ in range(EVENTS // 2):
             self._call()
-        return encode(self._log.report(Load(8, 0, next(self._pressure))))
+        self._computed += 1000
+        work = Work(time.monotonic(), time.monotonic(), time.monotonic(), self._computed, 0, 0, 100_000, 400_000)
+        return encode(self._log.report(Load(8, 0, next(self._pressure), work)))
 
     def hear(self, answer: SyncAnswer) -> None:
         """Does what a replica does with the answer; the scheduler takes every plan."""

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from cache_actor.admission import LimitController, Signals
 from cache_actor.admission.base import _CONTROLLERS, register
+from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.forecast import compiled
-from cache_actor.messages import AdmissionReport, EnginePlan, SyncReport, Work
+from cache_actor.messages import EnginePlan, SyncReport, Work
 from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
 from cache_actor.runtime_policies import make_runtime_policies
@@ -291,6 +292,21 @@ class TestPaused:
         again = desk.hear()
         assert again is not None
         assert again.tables == {"w": table}
+
+    def test_without_a_forecast_a_paused_workflow_is_expected_to_use_nothing(self) -> None:
+        desk = Desk()
+        plan = desk.hear(*calls("w", 100))
+        assert plan is None or not plan.tables
+        desk.gate(paused=["w"])
+        paused = desk.hear()
+        assert paused is not None
+        assert paused.tables == {"w": {}}
+        again = desk.hear()
+        assert again is None or not again.tables
+        desk.gate()
+        restored = desk.hear()
+        assert restored is not None
+        assert restored.tables == {"w": None}
 
 
 class TestConfig:

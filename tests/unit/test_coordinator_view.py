@@ -9,8 +9,8 @@ import pytest
 from coordinator_reports import MadeUpEngine, began, over
 from rich.console import Console
 
+from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
-from cache_actor.messages import AdmissionReport
 from cache_actor.status import engine_status, why
 from serving.coordinator_view import limit_text, screen
 

@@ -8,10 +8,10 @@ from coordinator_reports import MadeUpEngine, began, over
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_actor.admission_messages import AdmissionReport, GateEvent
 from cache_actor.cluster import Cluster
 from cache_actor.decisions import in_words
 from cache_actor.ingresses import EARLY_EVENTS, EARLY_KEPT, INGRESS_SILENT_S, INGRESSES_KEPT, Ingresses
-from cache_actor.messages import AdmissionReport, GateEvent
 
 COUNTS = st.dictionaries(st.sampled_from(["e", "f", ""]), st.integers(0, 9), max_size=3)
 REPORTS = st.lists(

@@ -10,9 +10,10 @@ import pytest
 import pytest_asyncio
 from coordinator_reports import MadeUpEngine
 
+from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport, GateEvent
 from cache_actor.coordinator import CacheCoordinator
 from cache_actor.coordinator_config import CoordinatorConfig
-from cache_actor.messages import AdmissionAnswer, AdmissionReport, Ask, GateEvent, encode
+from cache_actor.messages import Ask, encode
 from serving.limits_feed import LimitsFeed
 
 LIMIT_S = 10.0

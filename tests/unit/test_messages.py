@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport, GateEvent, IdleWorkflow
 from cache_actor.codec import MessageError
 from cache_actor.messages import (
     MAX_MESSAGE_BYTES,
     VERSION,
-    AdmissionAnswer,
-    AdmissionReport,
     Anchor,
     Ask,
     Beat,
@@ -27,8 +26,6 @@ from cache_actor.messages import (
     EnginePlan,
     EngineReport,
     Eviction,
-    GateEvent,
-    IdleWorkflow,
     Message,
     PrefetchOrder,
     Receipt,

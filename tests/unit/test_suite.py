@@ -175,7 +175,7 @@ class TestSweep:
             return variant_of(contestant(name), point, small, 77_000)
 
         limited = variant("reuse@4").config.coordinator
-        assert (limited.enabled, limited.runtime_policies) == (True, ("admission",))
+        assert (limited.enabled, limited.runtime_policies) == (True, ("kv-reuse", "admission"))
         assert (limited.admission, limited.admission_parameters) == ("fixed", {"workflows": 4})
         assert not variant("reuse@4").config.predictor.enabled
         assert variant("lru@4") == variant("reuse@4") != variant("reuse@5")

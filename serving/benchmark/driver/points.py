@@ -87,7 +87,8 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     All policies of our cache share one and are switched while it runs; `stock` and `session-refs` have SGLang's own
     cache, and `unlimited` a pool of `unlimited_tokens` that holds a whole round, hence no host tier. The whole system
     has a coordinator and a predictor, which begins with `checkpoint` or with nothing and learns from round to round.
-    Those with the same admission share another, whose coordinator does nothing but limit workflows.
+    Those with the same admission share another, whose coordinator forecasts nothing: it limits workflows and says who
+    is paused.
     """
     engine = dict(suite.app.engine) | dict(point.engine)
     cache: dict[str, Any] = {}
@@ -116,7 +117,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
         given["predictor"] = given.get("predictor", {}) | {"traces_dir": "", "checkpoint": checkpoint}
     elif limited:
         name += "-limited"
-        given["coordinator"]["runtime_policies"] = ("admission",)
+        given["coordinator"]["runtime_policies"] = ("kv-reuse", "admission")
         given["predictor"] = {"enabled": False}
     given["engine"] = engine
     given["cache"] = given.get("cache", {}) | cache

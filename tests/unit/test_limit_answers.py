@@ -7,9 +7,10 @@ from coordinator_reports import MadeUpEngine, began, over
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
 from cache_actor.limits import MAX_IDLE, answer_to, split
-from cache_actor.messages import AdmissionReport, decode, encode
+from cache_actor.messages import decode, encode
 
 DEMANDS = st.dictionaries(st.text(max_size=3), st.integers(0, 500), min_size=1, max_size=8)
 

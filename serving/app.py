@@ -24,9 +24,9 @@ INGRESS = "Ingress"
 COORDINATOR = "CacheCoordinator"
 PREDICTOR = "Predictor"
 _HEALTH_CHECK_TIMEOUT_S = 30
-# Engines report several times a second: that is not worth a line each.
+# Asked by machines, over and over: that is not worth a line each.
 _QUIET = {"enable_access_log": False}
-# Each has one report under way at a time.
+# Each asks where the coordinator is when it begins; all of them at once when that is another.
 _MOST_ENGINES = 4096
 
 

@@ -4,9 +4,8 @@ A call of a Ray Serve handle costs milliseconds of processor time at both ends. 
 `Address` of a replica, and what follows goes directly. A connection that is lost, or whose answer comes too late, is
 given up, and the handle is asked again: it knows who serves now.
 
-A frame is a header (bytes of the body, number, kind) and a body. A peer's first frame says the token that the address
-came with; whoever does not know it, or sends what is no frame, is dropped and counted. Bodies are not encrypted: this
-is for the network that Ray's own messages go over.
+A peer's first frame says the token that the address came with; whoever does not know it, or sends what is no frame, is
+dropped and counted. Nothing is encrypted: this is for the network that Ray's own messages go over.
 """
 
 from __future__ import annotations
@@ -17,12 +16,11 @@ import itertools
 import logging
 import secrets
 import socket
-import struct
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from enum import IntEnum
-from typing import cast
+from dataclasses import dataclass, field
+
+from serving.frames import Frames, Kind, MalformedError
 
 logger = logging.getLogger("forecache")
 
@@ -32,19 +30,8 @@ HELLO_LIMIT_S = 5.0
 MAX_PEERS = 8192
 # Questions of one peer that are not answered yet; beyond it nothing more is read from it.
 IN_FLIGHT = 256
-# A peer that has vanished without a word is noticed after about so many seconds.
-_SILENT_S = 20
 _TOKEN_BYTES = 32
 _MAX_REASON = 500
-_HEADER = struct.Struct("<IIB")
-
-
-class Kind(IntEnum):
-    HELLO = 0
-    QUESTION = 1
-    ANSWER = 2
-    REFUSED = 3
-    FAILED = 4
 
 
 class LinkError(ConnectionError):
@@ -61,7 +48,7 @@ class Address:
 
     host: str
     port: int
-    token: bytes
+    token: bytes = field(repr=False)
 
 
 class LinkServer:
@@ -150,65 +137,7 @@ class Link:
         return connection
 
 
-class _MalformedError(Exception):
-    """What came is no frame that may come now."""
-
-
-class _Frames(asyncio.Protocol):
-    """One end of a connection: cuts what comes into frames. `max_bytes` of a body."""
-
-    transport: asyncio.Transport
-
-    def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self.is_lost = False
-        self._buffer = bytearray()
-
-    def take(self, kind: int, number: int, body: bytes) -> None:
-        """A frame has come.
-
-        Raises:
-            _MalformedError: it may not.
-        """
-        raise NotImplementedError
-
-    def malformed(self, reason: str) -> None:
-        self.transport.abort()
-
-    def send(self, kind: Kind, number: int, body: bytes) -> None:
-        if not self.transport.is_closing():
-            self.transport.write(_HEADER.pack(len(body), number, kind) + body)
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        _notice_silence(self.transport.get_extra_info("socket"))
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self._buffer
-        buffer += data
-        start = 0
-        try:
-            while len(buffer) - start >= _HEADER.size:
-                size, number, kind = _HEADER.unpack_from(buffer, start)
-                if size > self.max_bytes:
-                    raise _MalformedError(f"a frame of {size} bytes; the limit is {self.max_bytes}")
-                end = start + _HEADER.size + size
-                if len(buffer) < end:
-                    break
-                self.take(kind, number, bytes(memoryview(buffer)[start + _HEADER.size : end]))
-                start = end
-        except _MalformedError as error:
-            buffer.clear()
-            self.malformed(str(error))
-            return
-        del buffer[:start]
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self.is_lost = True
-        self._buffer.clear()
-
-
-class _Peer(_Frames):
+class _Peer(Frames):
     """A connection that a `LinkServer` has accepted."""
 
     def __init__(self, server: LinkServer) -> None:
@@ -238,7 +167,7 @@ class _Peer(_Frames):
             self._server.counts["peers"] += 1
             self._late.cancel()
         else:
-            raise _MalformedError(f"a frame of kind {kind} from a peer that is {'' if self._is_known else 'not '}known")
+            raise MalformedError(f"a frame of kind {kind} from a peer that is {'' if self._is_known else 'not '}known")
 
     def malformed(self, reason: str) -> None:
         super().malformed(reason)
@@ -289,7 +218,7 @@ class _Peer(_Frames):
             self.transport.resume_reading()
 
 
-class _Asking(_Frames):
+class _Asking(Frames):
     """A connection to a `LinkServer`."""
 
     def __init__(self, max_bytes: int) -> None:
@@ -299,7 +228,8 @@ class _Asking(_Frames):
 
     async def ask(self, question: bytes) -> bytes:
         number = next(self._numbers) & 0xFFFFFFFF
-        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[number] = answer
         self.send(Kind.QUESTION, number, question)
         try:
             return await answer
@@ -313,7 +243,7 @@ class _Asking(_Frames):
     def take(self, kind: int, number: int, body: bytes) -> None:
         answer = self._waiting.get(number)
         if answer is None or kind not in (Kind.ANSWER, Kind.REFUSED, Kind.FAILED):
-            raise _MalformedError(f"a frame of kind {kind} and number {number} was not expected")
+            raise MalformedError(f"a frame of kind {kind} and number {number} was not expected")
         if answer.done():
             return
         if kind == Kind.ANSWER:
@@ -331,12 +261,3 @@ class _Asking(_Frames):
 
 def _reason(error: Exception) -> bytes:
     return f"{type(error).__name__}: {error}"[:_MAX_REASON].encode(errors="replace")
-
-
-def _notice_silence(connection: socket.socket) -> None:
-    """Has the kernel end a connection whose other end is not there any more, though it never said so."""
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENT_S // 2)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, _SILENT_S // 6))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _SILENT_S)

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from serving import link
-from serving.link import Address, Kind, Link, LinkError, LinkServer, RefusedError
+from serving.frames import Frames, Kind
+from serving.link import Address, Link, LinkError, LinkServer, RefusedError
 
 HOST = "127.0.0.1"
 MAX_BYTES = 1 << 20
@@ -274,7 +275,7 @@ class TestStrangers:
         cuts=st.lists(st.integers(1, 400), min_size=1, max_size=6),
     )
     def test_frames_may_be_cut_anywhere(self, bodies: list[bytes], cuts: list[int]) -> None:
-        class Collected(link._Frames):
+        class Collected(Frames):
             def __init__(self) -> None:
                 super().__init__(MAX_BYTES)
                 self.frames: list[tuple[int, int, bytes]] = []

@@ -5,8 +5,27 @@ who is in and who waits. All of it is pure: times are parameters. See `headroom`
 workflow.
 """
 
-from cache_actor.admission import fixed_limit
+from cache_actor.admission import (
+    aimd_limit,
+    balance_limit,
+    fixed_limit,
+    gradient_limit,
+    pause_limit,
+    working_set_limit,
+)
 from cache_actor.admission.base import LimitController, Signals, controller_names, make_controller
 from cache_actor.admission.gate import Gate
 
-__all__ = ["Gate", "LimitController", "Signals", "controller_names", "fixed_limit", "make_controller"]
+__all__ = [
+    "Gate",
+    "LimitController",
+    "Signals",
+    "aimd_limit",
+    "balance_limit",
+    "controller_names",
+    "fixed_limit",
+    "gradient_limit",
+    "make_controller",
+    "pause_limit",
+    "working_set_limit",
+]

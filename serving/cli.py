@@ -12,6 +12,7 @@ from serving.benchmark.commands import calibrate, compare, convert, hits, report
 from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, soak
 from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
+from serving.benchmark.replay.admission_command import admission
 from serving.benchmark.replay.command import replay
 from serving.benchmark.replay.drift_command import drift
 from serving.benchmark.text_command import text_signal
@@ -43,7 +44,7 @@ app.add_typer(traces_app, name="traces")
 
 bench = typer.Typer(help="Measure what Forecache costs and saves.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-for command in (run, report, hits, compare, convert, calibrate, validate, overhead, drift):
+for command in (run, report, hits, compare, convert, calibrate, validate, overhead, drift, admission):
     bench.command(command.__name__)(command)
 bench.command("predictor-curves")(predictor_curves)
 bench.command("text-signal")(text_signal)

@@ -37,7 +37,7 @@ class Balance(PressureLimit):
     name: ClassVar[str] = "balance"
 
     def __init__(
-        self, weight: float = 3.0, speed: float = 1.0, decode: float = 1.0, start: float = 0.1, now: float = 0.5
+        self, weight: float = 5.0, speed: float = 0.3, decode: float = 1.0, start: float = 0.1, now: float = 0.5
     ) -> None:
         super().__init__()
         if not (weight > 0 and speed > 0 and start >= 0):

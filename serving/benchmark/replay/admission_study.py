@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -202,7 +201,7 @@ def _behind(policy: str, limit: str) -> Contestant:
 def _outcome(rate: float, policy: str, limit: str, replay: Replay) -> Outcome:
     workflows = workflow_figures(replay.calls)
     latencies = np.array([each.latency_s for each in workflows])
-    counters: dict[str, Any] = dict(replay.record.counters)
+    counters = replay.record.counters
     prompt = sum(each.prompt for each in workflows)
     return Outcome(
         rate=rate,
@@ -213,7 +212,7 @@ def _outcome(rate: float, policy: str, limit: str, replay: Replay) -> Outcome:
         p99_s=float(np.quantile(latencies, 0.99)),
         ttft_s=sum(each.ttft_s for each in workflows) / max(1, sum(each.ttft_calls for each in workflows)),
         hit=sum(each.hit for each in workflows) / max(1, prompt),
-        again=counters["regret"] / max(1, counters["computed"]),
+        again=counters.get("regret", 0) / max(1, counters.get("computed", 0)),
         seconds=replay.record.seconds,
     )
 

@@ -77,7 +77,8 @@ class TestMarks:
 
 class TestCommand:
     def test_it_prints_a_line_for_each_limit_and_each_that_was_found(self) -> None:
-        run = CliRunner().invoke(app, ["bench", "admission", *OPTIONS.split(), "--limits", "2,off,balance"])
+        command = ["bench", "admission", *OPTIONS.split(), "--limits", "2,off,balance"]
+        run = CliRunner(env={"COLUMNS": "200"}).invoke(app, command)
         assert run.exit_code == 0, run.output
         for said in ("2 x, 2", "2 x, off", "2 x, balance", "2 x, reuse, balance", "capacity"):
             assert said in run.stdout

@@ -1,8 +1,7 @@
 """Working-set admission: how many workflows run at once on each engine, and who waits.
 
 `base.py` is the contract of what finds the number, every other `*_limit.py` is one way to find it, and `gate.py` keeps
-who is in and who waits. All of it is pure: times are parameters. See `headroom` in the README for why the unit is the
-workflow.
+who is in and who waits. All of it is pure: times are parameters. What each is worth is in the README, under Admission.
 """
 
 from cache_actor.admission import (

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_actor.admission import Signals, controller_names, make_controller
@@ -29,6 +29,9 @@ IDLE = Signals(
 )
 # What looks at nothing does not look for pressure either.
 FOUND = [name for name in controller_names() if name != "fixed"]
+
+# A run of an engine is many draws.
+fewer = settings(max_examples=40)
 
 counts = st.integers(0, 10**12)
 seconds = st.floats(0, 1e9, allow_nan=False)
@@ -76,14 +79,17 @@ class TestEveryLimit:
     def test_takes_any_figures_and_is_none_or_at_least_one(self, name: str, run: list[Signals]) -> None:
         assert all(limit is None or (isinstance(limit, int) and limit >= 1) for limit in limits(name, run))
 
+    @fewer
     @given(a_run())
     def test_is_none_or_at_least_one_while_an_engine_works(self, name: str, run: list[Signals]) -> None:
         assert all(limit is None or limit >= 1 for limit in limits(name, run))
 
+    @fewer
     @given(a_run())
     def test_says_the_same_of_the_same(self, name: str, run: list[Signals]) -> None:
         assert limits(name, run) == limits(name, run)
 
+    @fewer
     @given(a_run())
     def test_explains_itself_in_finite_figures(self, name: str, run: list[Signals]) -> None:
         controller = make_controller(name)
@@ -91,6 +97,7 @@ class TestEveryLimit:
             controller.observe(signals)
             assert all(abs(figure) < 1e300 for figure in controller.explain().values())
 
+    @fewer
     @given(a_run(), a_run())
     def test_goes_on_with_an_engine_that_was_replaced(
         self, name: str, run: list[Signals], other: list[Signals]
@@ -101,10 +108,12 @@ class TestEveryLimit:
 
 @pytest.mark.parametrize("name", FOUND)
 class TestEveryLimitThatIsFound:
+    @fewer
     @given(a_run(regret=False, held=False))
     def test_stays_none_without_pressure(self, name: str, run: list[Signals]) -> None:
         assert limits(name, run) == [None] * len(run)
 
+    @fewer
     @given(a_run())
     def test_becomes_none_once_the_pressure_is_over(self, name: str, run: list[Signals]) -> None:
         calm = [replace(run[-1], at=run[-1].at + number, held=0) for number in range(1, 31)]

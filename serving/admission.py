@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cache_actor.admission import Bounds, Gate, Queued, Refused
-from cache_actor.messages import MAX_PAUSED, AdmissionAnswer, AdmissionReport, GateEvent, RequestIdentity
+from cache_actor.admission_messages import MAX_PAUSED, AdmissionAnswer, AdmissionReport, GateEvent
+from cache_actor.messages import RequestIdentity
 from serving.admission_metrics import AdmissionMetrics
 from serving.config import AdmissionConfig, AdmissionMode
 from serving.errors import ApiError

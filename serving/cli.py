@@ -13,6 +13,7 @@ from serving.benchmark.commands import calibrate, compare, convert, hits, report
 from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, soak
 from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
+from serving.benchmark.replay.admission_command import admission as admission_study
 from serving.benchmark.replay.command import replay
 from serving.benchmark.replay.drift_command import drift
 from serving.benchmark.text_command import text_signal
@@ -49,6 +50,7 @@ for command in (run, report, hits, compare, convert, calibrate, validate, overhe
     bench.command(command.__name__)(command)
 bench.command("predictor-curves")(predictor_curves)
 bench.command("text-signal")(text_signal)
+bench.command("admission")(admission_study)
 bench.command("soak")(soak)
 bench.command("cache-cost")(cache_cost)
 bench.command("predictor")(predictor)

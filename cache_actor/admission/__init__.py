@@ -2,10 +2,17 @@
 
 `base.py` is the contract of what finds the number, and every other `*_limit.py` is one way to find it. `gate.py` keeps
 who is in (`room.py`) and who waits (`queue.py`), within `bounds.py` and with the `shares.py` of tenants. All of it is
-pure: times are parameters. See `headroom` in the README for why the unit is the workflow.
+pure: times are parameters. What each is worth is in the README, under Admission.
 """
 
-from cache_actor.admission import fixed_limit
+from cache_actor.admission import (
+    aimd_limit,
+    balance_limit,
+    fixed_limit,
+    gradient_limit,
+    pause_limit,
+    working_set_limit,
+)
 from cache_actor.admission.base import LimitController, Signals, controller_names, make_controller
 from cache_actor.admission.bounds import Bounds, GateEvent, Queued, Refused
 from cache_actor.admission.gate import Gate
@@ -18,7 +25,12 @@ __all__ = [
     "Queued",
     "Refused",
     "Signals",
+    "aimd_limit",
+    "balance_limit",
     "controller_names",
     "fixed_limit",
+    "gradient_limit",
     "make_controller",
+    "pause_limit",
+    "working_set_limit",
 ]

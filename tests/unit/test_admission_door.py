@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cache_actor.messages import AdmissionAnswer, IdleWorkflow, RequestIdentity
+from cache_actor.admission_messages import AdmissionAnswer, IdleWorkflow
+from cache_actor.messages import RequestIdentity
 from serving.admission import Admission, Ticket
 from serving.admission_metrics import AdmissionMetrics
 from serving.calls import JSON, SSE, EngineCall, Reply

@@ -72,7 +72,7 @@ def replay(
         records = (out or Path(scratch)) / "records.jsonl"
         try:
             sweep = _sweep(
-                _made(trace, workload, parameter or [], scale),
+                made_workload(trace, workload, parameter or [], scale),
                 policy=policy,
                 device_tokens=device_tokens,
                 capacity=capacity,
@@ -134,8 +134,12 @@ def _progress() -> Progress:
     )
 
 
-def _made(trace: Path | None, workload: str | None, given: list[str], scale: float) -> Any:
-    """What makes the workload of a seed."""
+def made_workload(trace: Path | None, workload: str | None, given: list[str], scale: float) -> Any:
+    """What makes the workload of a seed.
+
+    Raises:
+        ValueError: not exactly one of a trace and a workload, or a parameter without a value.
+    """
     from serving.benchmark.workloads import make_workload
 
     if (trace is None) == (workload is None):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from serving.benchmark.workloads.base import Call, Segment, Workflow, Workload
+from serving.benchmark.workloads.base import Workload
+from serving.benchmark.workloads.repeat import renamed
 
 LATER = "after the change: "
 
@@ -31,15 +32,10 @@ def change(before: Workload, after: Workload) -> Change:
     """
     footprint = after.statistics().live_footprint
     earlier = before.scaled(footprint / before.statistics().live_footprint).workflows
-    later = tuple(_later(one) for one in after.workflows)
+    later = tuple(renamed(one, _later, _later) for one in after.workflows)
     both = Workload(f"{before.name}, then {after.name}", (*earlier, *later), before.skipped + after.skipped)
     return Change(both, frozenset(one.id for one in later), footprint)
 
 
-def _later(workflow: Workflow) -> Workflow:
-    parent = None if workflow.parent is None else LATER + workflow.parent
-    return replace(workflow, id=LATER + workflow.id, calls=tuple(_call(one) for one in workflow.calls), parent=parent)
-
-
-def _call(call: Call) -> Call:
-    return replace(call, prompt=tuple(Segment(LATER + one.id, one.tokens, one.output_of) for one in call.prompt))
+def _later(name: str) -> str:
+    return LATER + name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from serving.benchmark.workloads import trace_format
 from serving.benchmark.workloads.base import Call, Segment, Workflow, Workload, WorkloadError
 from serving.benchmark.workloads.blocks import Cutter, intervals
 from serving.benchmark.workloads.registry import check_choice, check_number, check_whole, register
+from serving.benchmark.workloads.repeat import repeated
 from serving.benchmark.workloads.trace_format import TraceCall, TraceWorkflow
 
 AUTO = "auto"
@@ -24,7 +26,9 @@ def trace(
     path: str,
     scale: float = 1.0,
     workflows: int | None = None,
+    repeat: int = 1,
     time_scale: float = 1.0,
+    longest_pause_s: float | None = None,
     shuffle: bool = False,
     strict: bool = True,
     block_ids: str = AUTO,
@@ -50,7 +54,9 @@ def trace(
         seed: for `shuffle` only.
         scale: multiplies all lengths.
         workflows: as many of them at most.
+        repeat: how often they come, each time as new work; see `repeated`.
         time_scale: multiplies pauses and arrivals.
+        longest_pause_s: longer pauses are cut to it: whoever left a run overnight comes back after so long.
         shuffle: puts the workflows into an order that the seed decides, before the limit.
         strict: false leaves out lines that cannot be read and counts them in `skipped`.
         block_ids: `local` if equal block ids are equal text within a workflow only, `global` if in the whole file;
@@ -63,7 +69,10 @@ def trace(
         raise WorkloadError(f"workload 'trace': path is {path!r}; give the path of a trace file")
     if workflows is not None:
         check_whole("trace", "workflows", workflows)
+    check_whole("trace", "repeat", repeat)
     check_number("trace", "time_scale", time_scale)
+    if longest_pause_s is not None:
+        check_number("trace", "longest_pause_s", longest_pause_s)
     check_number("trace", "output_s_per_token", output_s_per_token)
     check_choice("trace", "block_ids", block_ids, SCOPES)
     file = Path(path)
@@ -74,9 +83,11 @@ def trace(
     if shuffle:
         random.Random(f"trace/{seed}").shuffle(reader.lines)
         reader.lines = reader.lines[:workflows]
-    build = _Builder(reader.lines, time_scale, output_s_per_token)
+    build = _Builder(
+        reader.lines, time_scale, math.inf if longest_pause_s is None else longest_pause_s, output_s_per_token
+    )
     made = Workload(f"trace:{file.stem}", tuple(build.workflow(*line) for line in reader.lines), reader.skipped)
-    return made.scaled(scale)
+    return repeated(made.scaled(scale), repeat)
 
 
 class _Reader:
@@ -147,8 +158,15 @@ class _Pending:
 class _Builder:
     """Makes workflows of lines. Knows all lines first, since blocks are cut where any prompt begins or ends."""
 
-    def __init__(self, lines: list[tuple[TraceWorkflow, str]], time_scale: float, output_s_per_token: float) -> None:
+    def __init__(
+        self,
+        lines: list[tuple[TraceWorkflow, str]],
+        time_scale: float,
+        longest_pause_s: float,
+        output_s_per_token: float,
+    ) -> None:
         self._time_scale = time_scale
+        self._longest_pause_s = longest_pause_s
         self._output_s_per_token = output_s_per_token
         self._segments: dict[str, Segment] = {}
         self._everywhere = Cutter("blocks")
@@ -191,7 +209,7 @@ class _Builder:
     def _call(self, pending: _Pending, then: TraceCall | None) -> Call:
         call = pending.recorded
         tool = call.tool or next((step.tool or step.agent for step in pending.steps), None)
-        pause = self._pause(pending, then) * self._time_scale
+        pause = min(self._longest_pause_s, self._pause(pending, then) * self._time_scale)
         return Call(call.agent, pending.prompt, max(1, call.output_tokens or 0), pause, tool)
 
     def _pause(self, pending: _Pending, then: TraceCall | None) -> float:

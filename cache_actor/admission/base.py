@@ -63,7 +63,7 @@ class LimitController(ABC):
 
 
 # What the configuration says if nobody says anything else.
-DEFAULT_CONTROLLER = "off"
+DEFAULT_CONTROLLER = "balance"
 
 _CONTROLLERS: dict[str, type[LimitController]] = {}
 

@@ -56,6 +56,11 @@ class TestStudy:
         assert {sample["limit"] for sample in burst.timeline} == {2.0}
         assert all(0 <= share <= 1 for _, share in burst.hits)
 
+    def test_a_burst_that_is_let_in_shows_its_load_too(self) -> None:
+        samples = study().burst(1.0, "lru", "off").timeline
+        assert all("limit" not in sample and sample["held"] == 0 for sample in samples)
+        assert 1 <= max(sample["admitted"] for sample in samples) <= 9
+
 
 class TestMarks:
     def test_what_is_found_is_set_beside_the_best_fixed_one_and_beside_none(self) -> None:

@@ -127,7 +127,7 @@ class AdmissionStudy:
         workload = replace(self.workload, workflows=tuple(arriving))
         replay = self._replay(_behind(policy, limit), Times(), workload)
         begin, end = float(at[thirds[1][0]]), float(at[thirds[1][-1]])
-        return Burst(policy, limit, begin, end, replay.record.timeline, _hits_over_time(replay))
+        return Burst(policy, limit, begin, end, _load_over_time(replay), _hits_over_time(replay))
 
     def _replay(self, who: Contestant, arrivals: Arrivals, workload: Workload) -> Replay:
         replay = Replay(Setup(workload, arrivals, self.costs, self.shape, seed=self.seed), who)
@@ -215,6 +215,19 @@ def _outcome(rate: float, policy: str, limit: str, replay: Replay) -> Outcome:
         again=counters.get("regret", 0) / max(1, counters.get("computed", 0)),
         seconds=replay.record.seconds,
     )
+
+
+def _load_over_time(replay: Replay) -> list[dict[str, float]]:
+    """The samples of a replay; without a door everybody who has come and not ended is inside."""
+    spans: dict[str, tuple[float, float]] = {}
+    for call in replay.calls:
+        begin, end = spans.get(call.workflow, (call.sent_s, call.end_s))
+        spans[call.workflow] = min(begin, call.sent_s), max(end, call.end_s)
+
+    def inside(at: float) -> float:
+        return float(sum(begin <= at < end for begin, end in spans.values()))
+
+    return [{"admitted": inside(sample["at_s"]), "held": 0.0} | sample for sample in replay.record.timeline]
 
 
 def _hits_over_time(replay: Replay, windows: int = 60) -> list[tuple[float, float]]:

@@ -74,8 +74,8 @@ class DeploymentConfig(StrictModel):
     num_replicas: PositiveInt = Field(1, description="Engines; ignored with `autoscaling_config`.")
     autoscaling_config: dict[str, Any] | None = Field(
         None,
-        description="Passed to Ray Serve: `min_replicas`, `max_replicas`, … Without a `policy` in it the number of engines "
-        "follows `scaling`.",
+        description="Passed to Ray Serve: `min_replicas`, `max_replicas`, … Without a `policy` in it the number of "
+        "engines follows `scaling`.",
     )
     num_cpus: PositiveFloat = Field(1, description="CPUs that Ray reserves for an engine.")
     num_gpus: int | None = Field(

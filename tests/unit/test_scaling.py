@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -139,9 +140,9 @@ class TestBounds:
 
 class TestDown:
     @given(st.floats(0.01, 200), st.integers(1, 8))
-    def test_constant_load_is_answered_by_at_most_one_change_up_and_one_down(self, workflows: float, start: int) -> None:
+    def test_constant_load_brings_at_most_one_change_up_and_one_down(self, workflows: float, start: int) -> None:
         targets = [start, *Run(start).steps(200, spread(workflows))]
-        changes = [after - before for before, after in zip(targets, targets[1:], strict=False) if after != before]
+        changes = [after - before for before, after in itertools.pairwise(targets) if after != before]
         assert len([change for change in changes if change > 0]) <= 1
         assert len([change for change in changes if change < 0]) <= 1
         assert len(set(targets[-90:])) == 1

@@ -45,7 +45,8 @@ def build_app(args: AppConfig) -> serve.Application:
     ingress = serve.deployment(Ingress, name=INGRESS).options(
         num_replicas=1,
         max_ongoing_requests=2 * args.limits.max_inflight_requests,
-        ray_actor_options={"num_cpus": 0, "runtime_env": {"env_vars": _push_often(args.deployment)}},
+        ray_actor_options=_beside_engines(args.deployment)
+        | {"runtime_env": {"env_vars": _push_often(args.deployment)}},
         health_check_period_s=args.health.check_period_s,
         graceful_shutdown_timeout_s=args.deployment.drain_s,
     )
@@ -59,7 +60,7 @@ def coordinator_of(config: AppConfig) -> serve.Application | None:
     coordinator = serve.deployment(CacheCoordinator, name=COORDINATOR).options(
         num_replicas=1,
         max_ongoing_requests=_MOST_ENGINES,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_beside_engines(config.deployment),
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=1.0,
@@ -88,7 +89,7 @@ def predictor_deployment(config: AppConfig) -> serve.Application | None:
     deployment = serve.deployment(PredictorReplica, name=PREDICTOR).options(
         num_replicas=predictor.num_replicas,
         max_ongoing_requests=predictor.max_ongoing_requests,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_beside_engines(config.deployment),
         health_check_period_s=config.health.check_period_s,
         graceful_shutdown_timeout_s=config.deployment.drain_s,
         logging_config=_QUIET,
@@ -140,6 +141,12 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
         options["placement_group_bundles"] = [bundle | ({"GPU": gpus} if gpus else {})]
         options["placement_group_strategy"] = "STRICT_PACK"
     return options
+
+
+def _beside_engines(deployment: DeploymentConfig) -> dict[str, Any]:
+    """Of what is no engine. Where engines come and go, nodes do, too: then it is on the head node, which stays."""
+    resources = {} if deployment.autoscaling_config is None else {"node:__internal_head__": 0.001}
+    return {"num_cpus": 0, "resources": resources}
 
 
 def _autoscaling(given: dict[str, Any], scaling: ScalingConfig) -> dict[str, Any]:

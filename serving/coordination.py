@@ -43,7 +43,7 @@ class Coordination:
         plans: the way to the engine's scheduler.
         load: of the engine, now.
         warm: has the engine compute token ids that nobody has asked for; whether it did.
-        expect: is told the value tables that come.
+        on_plan: is told each plan that comes.
 
     Attributes:
         counts: reports and plans by what became of them.
@@ -57,7 +57,7 @@ class Coordination:
         plans: PlanSender,
         load: Callable[[], Load],
         warm: Callable[[list[int]], Awaitable[bool]],
-        expect: Callable[[dict[str, dict[str, int] | None]], object] = lambda tables: None,
+        on_plan: Callable[[EnginePlan], object] = lambda plan: None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.connected = False
@@ -67,7 +67,7 @@ class Coordination:
         self._plans = plans
         self._load = load
         self._warm = warm
-        self._expect = expect
+        self._on_plan = on_plan
         self._met = asyncio.Event()
         self._welcomed = False
         self._news = asyncio.Event()
@@ -167,7 +167,7 @@ class Coordination:
             self._priorities.popitem(last=False)
         if plan.warm_ups:
             self._start(self._warm_up(plan.warm_ups))
-        self._expect(plan.tables)
+        self._on_plan(plan)
         if plan.ends or plan.tables or plan.prefetches or plan.renew or plan.policy or plan.prefetch:
             self._start(self._apply(plan))
 

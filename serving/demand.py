@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from cache_actor.messages import EnginePlan
 from cache_actor.policies.base import VALUE_ONE
 from predictor_actor.base import HORIZON
 from serving.scaling import MINUTE_S, EngineStats
@@ -40,6 +41,7 @@ class EngineDemand:
         self._workflows: OrderedDict[str, _Workflow] = OrderedDict()
         self._max_workflows = max_workflows
         self._call_s = math.nan
+        self._lapse = -math.inf
         self._worth = sum(discount**k * _GOES_ON ** (k + 1) for k in range(HORIZON)) * VALUE_ONE
 
     def began(self, rid: str, workflow: str, prompt_tokens: int, now: float) -> None:
@@ -69,10 +71,12 @@ class EngineDemand:
         """A workflow is over."""
         self._workflows.pop(workflow, None)
 
-    def expect(self, tables: Mapping[str, Mapping[str, int] | None]) -> None:
-        """Value tables have come (see `EnginePlan`). Of one the chance that the workflow goes on after a call is taken,
-        as if it were the same after each: the rho of sum over k of gamma^(k-1) rho^k, which is the table's sum."""
-        for workflow, table in tables.items():
+    def expect(self, plan: EnginePlan, now: float) -> None:
+        """A plan has come. Of each table the chance that the workflow goes on after a call is taken, as if it were the
+        same after each: the rho of sum over k of gamma^(k-1) rho^k, which is the table's sum."""
+        if plan.tables or plan.renew:
+            self._lapse = now + plan.time_to_live_s
+        for workflow, table in plan.tables.items():
             if (known := self._workflows.get(workflow)) is not None:
                 value = math.inf if table is None else sum(table.values())
                 known.goes_on = float(np.interp(value, self._worth, _GOES_ON))
@@ -93,19 +97,18 @@ class EngineDemand:
         return EngineStats(
             len(self._calls),
             active,
-            sum(_next_minute(one, now) for one in recent),
+            sum(_next_minute(one, one.goes_on if now < self._lapse else 1.0, now) for one in recent),
             0.0 if math.isnan(self._call_s) else self._call_s,
             sum(prompts),
             _active_share(pools),
         )
 
 
-def _next_minute(workflow: _Workflow, now: float) -> float:
+def _next_minute(workflow: _Workflow, rho: float, now: float) -> float:
     """Calls that a workflow will begin within a minute: at the pace of its calls so far, slower if it has paused for
     longer than that, and each with the chance that it gets so far. Of one that has called once: one more."""
     gap = max(workflow.gap_s, now - workflow.began) if not math.isnan(workflow.gap_s) else MINUTE_S
     most = MINUTE_S / max(gap, 1e-3)
-    rho = workflow.goes_on
     return most if rho >= 1.0 else min(most, rho * (1.0 - rho**most) / (1.0 - rho))
 
 

@@ -89,7 +89,7 @@ class EngineReplica:
                 self._plans,
                 self._health.load,
                 self._warm_up,
-                self._demand.expect,
+                lambda plan: self._demand.expect(plan, time.monotonic()),
             )
             works.append(self._coordination.run())
         self._by_priority = bool(self._config.engine.get("enable_priority_scheduling"))

@@ -75,7 +75,7 @@ class Scheduler:
 
 class Desk:
     def __init__(self) -> None:
-        self.expected: list[dict[str, dict[str, int] | None]] = []
+        self.seen: list[EnginePlan] = []
         self.warming = 0
         self.at_once = 0
         self.coordinator = Coordinator()
@@ -91,7 +91,7 @@ class Desk:
             self.scheduler,  # type: ignore[arg-type]
             lambda: Load(1, 2),
             self.warm,
-            self.expected.append,
+            self.seen.append,
         )
         self.task = asyncio.create_task(self.talk.run())
 
@@ -160,7 +160,7 @@ class TestTalk:
         desk.coordinator.answers = [SyncAnswer(EPOCH, False, plan(4)), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: any(report.cache for report in desk.coordinator.reports))
         assert [one.plan for one in desk.scheduler.plans] == [4]
-        assert desk.expected == [{"w": {"coder": 5}}]
+        assert desk.seen == [plan(4)]
         assert desk.coordinator.reports[-1].applied_plan == 4
 
     async def test_a_plan_for_another_epoch_is_dropped(self, desk: Desk) -> None:

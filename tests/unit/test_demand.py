@@ -6,12 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cache_actor.messages import EnginePlan
 from cache_actor.policies.base import VALUE_ONE
 from predictor_actor.base import HORIZON
 from serving.demand import EngineDemand
 from serving.scaling import EngineStats
 
 DISCOUNT = 0.8
+LIFE_S = 10.0
 POOLS = {"free": 400, "evictable": 500, "locked": 100, "device_active": 300, "device_retired": 100}
 
 
@@ -23,6 +25,10 @@ def table(chance: float) -> dict[str, int]:
     """Of a workflow that goes on with this chance after each call."""
     value = sum(DISCOUNT**k * chance ** (k + 1) for k in range(HORIZON))
     return {"coder": round(value * VALUE_ONE / 2), "tester": round(value * VALUE_ONE / 2)}
+
+
+def plan(tables: dict[str, dict[str, int] | None], renew: bool = False) -> EnginePlan:
+    return EnginePlan(1, LIFE_S, [], tables, [], renew=renew)
 
 
 def paced(engine: EngineDemand, workflow: str = "w", gap_s: float = 6.0, calls: int = 4, took_s: float = 2.0) -> float:
@@ -98,15 +104,25 @@ class TestForecast:
     def test_a_table_says_how_far_the_workflow_goes(self, chance: float, calls: float) -> None:
         engine = demand()
         now = paced(engine, gap_s=6.0)
-        engine.expect({"w": table(chance), "unknown": table(1.0)})
+        engine.expect(plan({"w": table(chance), "unknown": table(1.0)}), now)
         assert engine.stats(0, None, now).next_minute == pytest.approx(calls, rel=0.02, abs=1e-6)
 
     def test_a_table_that_is_taken_back_leaves_the_pace(self) -> None:
         engine = demand()
         now = paced(engine, gap_s=6.0)
-        engine.expect({"w": table(0.0)})
-        engine.expect({"w": None})
+        engine.expect(plan({"w": table(0.0)}), now)
+        engine.expect(plan({"w": None}), now)
         assert engine.stats(0, None, now).next_minute == pytest.approx(10)
+
+    def test_a_table_that_nobody_renews_lapses(self) -> None:
+        engine = demand()
+        now = paced(engine, gap_s=30.0)
+        engine.expect(plan({"w": table(0.0)}), now)
+        assert engine.stats(0, None, now + LIFE_S - 1).next_minute == 0
+        engine.expect(plan({}, renew=True), now + LIFE_S - 1)
+        engine.expect(plan({}), now + LIFE_S - 1)
+        assert engine.stats(0, None, now + 2 * LIFE_S - 2).next_minute == 0
+        assert engine.stats(0, None, now + 2 * LIFE_S).next_minute == pytest.approx(2)
 
     @given(st.floats(0, 1), st.floats(0, 1))
     def test_one_that_is_likelier_to_go_on_is_expected_to_call_more(self, one: float, other: float) -> None:
@@ -114,7 +130,7 @@ class TestForecast:
         for chance in sorted((one, other)):
             engine = demand()
             now = paced(engine)
-            engine.expect({"w": table(chance)})
+            engine.expect(plan({"w": table(chance)}), now)
             figures.append(engine.stats(0, None, now).next_minute)
         assert figures[0] <= figures[1] + 1e-6
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as resolve_application
 from ray.serve.config import AutoscalingConfig

@@ -58,17 +58,22 @@ class WorkflowAutoscaling:
 
 
 def observation(context: AutoscalingContext) -> Observation:
-    """What Serve knows, as the decision wants it: of each figure of an engine the newest, and no mean over a while."""
+    """What Serve knows, as the decision wants it: of each figure of an engine the newest, and no mean over a while.
+
+    Serve's count of what waits for an engine is such a mean, and has in it every question to an engine that passed
+    through. Where there are engines, less than one is therefore nobody.
+    """
     newest: dict[Any, dict[str, float]] = {}
     for name, by_replica in (context.raw_metrics or {}).items():
         for replica, series in by_replica.items():
             if series:
                 newest.setdefault(replica, {})[name] = series[-1].value
     heard = [newest[replica] for replica in context.running_replicas if "workflows" in newest.get(replica, {})]
+    queued = context.total_queued_requests or 0.0
     return Observation(
         [EngineStats.heard(figures) for figures in heard],
         silent=len(context.running_replicas) - len(heard),
-        queued=context.total_queued_requests or 0.0,
+        queued=float(int(queued)) if context.running_replicas else queued,
         target=context.target_num_replicas,
         least=context.capacity_adjusted_min_replicas,
         most=context.capacity_adjusted_max_replicas,

@@ -129,7 +129,8 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """What Ray Serve carries to `serving.autoscaling`."""
-        figures = await self._figures() if self._config.cache.backend == "forecache" else None
+        asks = self._config.cache.backend == "forecache" and not self._released.is_set()
+        figures = await self._figures() if asks else None
         pools = figures and figures.get("pools")
         return self._demand.stats(self._health.load().waiting, pools, time.monotonic()).told()
 

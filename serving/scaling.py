@@ -76,7 +76,7 @@ class Past:
 
     Attributes:
         since: of the first one, in seconds.
-        busy: when something was last to do.
+        busy: when a call was last in hand.
         peaks: (time, engines): the needs of the past that no later one has reached, the oldest and largest first.
     """
 
@@ -120,8 +120,7 @@ def decide(seen: Observation, past: Past | None, config: ScalingConfig, now: flo
     * Up: to what the signals ask for, at once.
     * Down: to the largest need of the last `down_after_s`, where a need leaves an engine's `spare` free. What is
       added for load that is at the limit is so not taken away again for the same load.
-    * To none: from one, when nothing was to do for `zero_after_s`. A pool that is full of workflows that pause does
-      not count as something to do.
+    * To none: from one, when no call was in hand for `zero_after_s`, however many workflows pause.
     * An engine that has said nothing yet may do anything: while there is one, none is taken away.
 
     Args:
@@ -134,7 +133,7 @@ def decide(seen: Observation, past: Past | None, config: ScalingConfig, now: flo
     wanted = _engines(load)
     need = max(_engines(load / (1.0 - config.spare)), seen.target if seen.silent else 0)
     past = past or Past(now, now)
-    busy = now if seen.silent or any(asked[name] > _NOTHING for name in asked if name != "pool") else past.busy
+    busy = now if seen.silent or asked["calls"] > _NOTHING else past.busy
     peaks = (*(peak for peak in past.peaks if peak[1] > need and now - peak[0] < config.down_after_s), (now, need))
     if wanted > seen.target:
         target, reason = wanted, _because(signal, asked)
@@ -143,7 +142,7 @@ def decide(seen: Observation, past: Past | None, config: ScalingConfig, now: flo
     else:
         target, reason = min(seen.target, max(1, peaks[0][1])), _because(signal, asked)
     if seen.target <= 1 and now - busy >= config.zero_after_s:
-        target, reason = 0, f"nothing to do for {now - busy:.0f} s"
+        target, reason = 0, f"no call for {now - busy:.0f} s"
     target = max(seen.least, min(seen.most, target))
     return Decision(target, asked, reason), Past(past.since, busy, peaks)
 

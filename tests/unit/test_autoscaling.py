@@ -70,6 +70,13 @@ class TestObservation:
         seen = observation(context(serve_config({"max_replicas": 4}), [EngineStats(1), None], target=2))
         assert (len(seen.engines), seen.silent) == (1, 1)
 
+    @pytest.mark.parametrize(("engines", "queued", "counted"), [(1, 0.9, 0), (1, 7.5, 7), (0, 0.1, 0.1)])
+    def test_questions_that_pass_through_are_nobody_that_waits(
+        self, engines: int, queued: float, counted: float
+    ) -> None:
+        stats = [EngineStats()] * engines
+        assert observation(context(serve_config({"max_replicas": 4}), stats, 1, queued)).queued == counted
+
 
 class TestInServe:
     def test_it_survives_the_journey_to_the_controller_and_scales_up_at_the_first_decision(self) -> None:

@@ -76,10 +76,10 @@ class Run:
 
 
 def spread(workflows: float) -> Callable[[int], Observation]:
-    """So many workflows over the engines that there are."""
+    """So many workflows over the engines that there are, with hardly a call."""
 
     def observed(target: int) -> Observation:
-        engines = [EngineStats(workflows=workflows / target)] * target
+        engines = [EngineStats(calls=0.01, workflows=workflows / target)] * target
         return seen(*engines, target=target, queued=0.0 if target else workflows)
 
     return observed
@@ -179,7 +179,7 @@ class TestZero:
         run.steps(10, lambda target: seen(EngineStats(calls=1), target=target))
         assert run.steps(99, lambda target: seen(IDLE, target=target)) == [1] * 99
         decision = run.step(lambda target: seen(IDLE, target=target))
-        assert (decision.target, decision.reason) == (0, "nothing to do for 100 s")
+        assert (decision.target, decision.reason) == (0, "no call for 100 s")
         assert run.steps(100, lambda target: seen(target=target)) == [0] * 100
 
     def test_a_call_that_waits_wakes_it(self) -> None:
@@ -187,9 +187,10 @@ class TestZero:
         run.steps(200, lambda target: seen(target=target))
         assert run.step(lambda target: seen(target=target, queued=0.1)).target == 1
 
-    def test_workflows_that_pause_in_the_pool_do_not_keep_the_last_engine(self) -> None:
+    def test_workflows_that_pause_do_not_keep_the_last_engine(self) -> None:
         run = Run(1)
-        targets = run.steps(101, lambda target: seen(*[EngineStats(active_share=0.4)] * target, target=target))
+        pausing = EngineStats(workflows=3, next_minute=9, call_s=1, active_share=0.4)
+        targets = run.steps(101, lambda target: seen(*[pausing] * target, target=target))
         assert targets == [1] * 100 + [0]
 
     def test_several_go_down_to_one_first(self) -> None:

@@ -34,7 +34,7 @@ def test_the_engine_goes_when_idle_and_calls_that_wait_bring_it_back(tmp_path: P
         (engine,) = server.engines()
         processes = [psutil.Process(pid) for pid in engine["pids"]]
 
-        eventually(lambda: not server.engines(), "the engine is gone")
+        eventually(lambda: not server.engines(), "the engine is gone", 90, every_s=2)
         eventually(lambda: not any(is_alive(process) for process in processes), "its memory is free")
 
         with ThreadPoolExecutor(4) as pool:

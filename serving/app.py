@@ -11,7 +11,7 @@ from ray.serve.config import RequestRouterConfig
 
 from cache_actor.coordinator import CacheCoordinator
 from predictor_actor.predictor import PredictorReplica, PredictorSettings
-from serving.config import AppConfig, DeploymentConfig
+from serving.config import AppConfig, DeploymentConfig, ScalingConfig
 from serving.engine import EngineReplica
 from serving.engine_args import config_arguments
 from serving.ingress import Ingress
@@ -26,12 +26,16 @@ PREDICTOR = "Predictor"
 _HEALTH_CHECK_TIMEOUT_S = 30
 # Asked by machines, over and over: that is not worth a line each.
 _QUIET = {"enable_access_log": False}
+AUTOSCALING = "serving.autoscaling:WorkflowAutoscaling"
+# Serve has engines' figures taken five times in this, in seconds. It warns of less than ten.
+_LOOK_BACK_S = 12.0
+_PUSH = {f"RAY_SERVE_{whose}_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2" for whose in ("REPLICA", "HANDLE")}
 # Each asks where the coordinator is when it begins; all of them at once when that is another.
 _MOST_ENGINES = 4096
 
 
 def build_app(args: AppConfig) -> serve.Application:
-    """The application: one ingress over `num_replicas` engines, and the coordinator that they report to.
+    """The application: one ingress over the engines, and the coordinator that they report to.
 
     Raises:
         EngineArgumentError: an `engine:` argument that SGLang does not take, before anything is started.
@@ -41,9 +45,10 @@ def build_app(args: AppConfig) -> serve.Application:
     ingress = serve.deployment(Ingress, name=INGRESS).options(
         num_replicas=1,
         max_ongoing_requests=2 * args.limits.max_inflight_requests + args.admission.max_waiting,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_beside_engines(args.deployment)
+        | {"runtime_env": {"env_vars": _push_often(args.deployment)}},
         health_check_period_s=args.health.check_period_s,
-        graceful_shutdown_timeout_s=args.deployment.graceful_shutdown_timeout_s,
+        graceful_shutdown_timeout_s=args.deployment.drain_s,
     )
     return ingress.bind(args, engines, args.model.served_name, coordinator)
 
@@ -55,7 +60,7 @@ def coordinator_of(config: AppConfig) -> serve.Application | None:
     coordinator = serve.deployment(CacheCoordinator, name=COORDINATOR).options(
         num_replicas=1,
         max_ongoing_requests=_MOST_ENGINES,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_beside_engines(config.deployment),
         health_check_period_s=config.health.check_period_s,
         health_check_timeout_s=_HEALTH_CHECK_TIMEOUT_S,
         graceful_shutdown_timeout_s=1.0,
@@ -84,9 +89,9 @@ def predictor_deployment(config: AppConfig) -> serve.Application | None:
     deployment = serve.deployment(PredictorReplica, name=PREDICTOR).options(
         num_replicas=predictor.num_replicas,
         max_ongoing_requests=predictor.max_ongoing_requests,
-        ray_actor_options={"num_cpus": 0},
+        ray_actor_options=_beside_engines(config.deployment),
         health_check_period_s=config.health.check_period_s,
-        graceful_shutdown_timeout_s=config.deployment.graceful_shutdown_timeout_s,
+        graceful_shutdown_timeout_s=config.deployment.drain_s,
         logging_config=_QUIET,
     )
     return deployment.bind(settings)
@@ -115,7 +120,7 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
         "ray_actor_options": actor,
         "max_ongoing_requests": deployment.max_ongoing_requests,
         "max_queued_requests": deployment.max_queued_requests,
-        "graceful_shutdown_timeout_s": deployment.graceful_shutdown_timeout_s,
+        "graceful_shutdown_timeout_s": deployment.drain_s,
         "health_check_period_s": config.health.check_period_s,
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "request_router_config": RequestRouterConfig(
@@ -128,7 +133,7 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
         ),
     }
     if deployment.autoscaling_config is not None:
-        options["autoscaling_config"] = deployment.autoscaling_config
+        options["autoscaling_config"] = _autoscaling(deployment.autoscaling_config, config.scaling)
     else:
         options["num_replicas"] = deployment.num_replicas
     if ranks > 1:
@@ -136,6 +141,26 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
         options["placement_group_bundles"] = [bundle | ({"GPU": gpus} if gpus else {})]
         options["placement_group_strategy"] = "STRICT_PACK"
     return options
+
+
+def _beside_engines(deployment: DeploymentConfig) -> dict[str, Any]:
+    """Of what is no engine. Where engines come and go, nodes do, too: then it is on the head node, which stays."""
+    resources = {} if deployment.autoscaling_config is None else {"node:__internal_head__": 0.001}
+    return {"num_cpus": 0, "resources": resources}
+
+
+def _autoscaling(given: dict[str, Any], scaling: ScalingConfig) -> dict[str, Any]:
+    """Serve's `autoscaling_config`: with our policy, which has delays of its own, unless it names another."""
+    if "policy" in given:
+        return given
+    policy = {"policy_function": AUTOSCALING, "policy_kwargs": scaling.model_dump()}
+    own = {"policy": policy, "upscale_delay_s": 0, "downscale_delay_s": 0, "look_back_period_s": _LOOK_BACK_S}
+    return own | given
+
+
+def _push_often(deployment: DeploymentConfig) -> dict[str, str]:
+    """For a process whose figures the autoscaling waits for: Serve would have them pushed every ten seconds."""
+    return {} if deployment.autoscaling_config is None else _PUSH
 
 
 def _most_replicas(deployment: DeploymentConfig) -> int:
@@ -156,4 +181,4 @@ def _environment(config: AppConfig, on_cpu: bool) -> dict[str, str]:
     environment = {"PYTHONWARNINGS": "ignore::UserWarning"}
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    return environment | deployment.env_vars
+    return environment | _push_often(deployment) | deployment.env_vars

@@ -73,7 +73,9 @@ class DeploymentConfig(StrictModel):
 
     num_replicas: PositiveInt = Field(1, description="Engines; ignored with `autoscaling_config`.")
     autoscaling_config: dict[str, Any] | None = Field(
-        None, description="Passed to Ray Serve as it is: `min_replicas`, `max_replicas`, …"
+        None,
+        description="Passed to Ray Serve: `min_replicas`, `max_replicas`, … Without a `policy` in it the number of "
+        "engines follows `scaling`.",
     )
     num_cpus: PositiveFloat = Field(1, description="CPUs that Ray reserves for an engine.")
     num_gpus: int | None = Field(
@@ -91,10 +93,46 @@ class DeploymentConfig(StrictModel):
     max_queued_requests: int = Field(
         1024, ge=1, description="Calls that wait at the ingress for an engine; beyond it a call is answered with 429."
     )
-    graceful_shutdown_timeout_s: PositiveFloat = Field(
-        20.0, description="Seconds a stopping engine may take to finish its calls."
+    graceful_shutdown_timeout_s: PositiveFloat | None = Field(
+        None,
+        description="Seconds a stopping engine may take to finish its calls, which are cut then. By default 20, and "
+        "with `autoscaling_config`, where engines stop under load, 3600.",
     )
     env_vars: dict[str, str] = Field(default_factory=dict, description="Environment of the engine's processes.")
+
+    @property
+    def drain_s(self) -> float:
+        """`graceful_shutdown_timeout_s`, or its default."""
+        if self.graceful_shutdown_timeout_s is not None:
+            return self.graceful_shutdown_timeout_s
+        return 20.0 if self.autoscaling_config is None else 3600.0
+
+
+class ScalingConfig(StrictModel):
+    """How many engines there are, with `deployment.autoscaling_config`: what one is to carry, and when one goes."""
+
+    workflows: PositiveFloat = Field(
+        32, description="Workflows for an engine: those that have called within the last minute."
+    )
+    calls: PositiveFloat = Field(
+        32, description="Calls in flight for an engine, those that wait for one and those that are forecast included."
+    )
+    pending_tokens: PositiveFloat = Field(
+        32_768, description="Tokens of prompts for an engine that wait to be computed."
+    )
+    active_share: float = Field(
+        0.9, gt=0, le=1, description="Share of an engine's device pool for what living workflows have in it."
+    )
+    spare: float = Field(
+        0.3, ge=0, lt=1, description="An engine goes only if the others then have this share of all that to spare."
+    )
+    down_after_s: PositiveFloat = Field(
+        300.0, description="So long must fewer engines have been enough before one goes, in seconds."
+    )
+    zero_after_s: PositiveFloat = Field(
+        900.0,
+        description="So long must nothing have been to do before the last one goes, in seconds; `min_replicas: 0`.",
+    )
 
 
 class LimitsConfig(StrictModel):
@@ -278,5 +316,6 @@ class AppConfig(StrictModel):
     identity: IdentityConfig = Field(default_factory=IdentityConfig)
     cache: CacheConfig = Field(default_factory=CacheConfig)
     router: RouterConfig = Field(default_factory=RouterConfig)
+    scaling: ScalingConfig = Field(default_factory=lambda: ScalingConfig())
     coordinator: CoordinatorConfig = Field(default_factory=lambda: CoordinatorConfig())
     predictor: PredictorConfig = Field(default_factory=PredictorConfig)

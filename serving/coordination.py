@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter, OrderedDict
@@ -51,6 +52,7 @@ class Coordination:
         plans: the way to the engine's scheduler.
         load: of the engine, now.
         warm: has the engine compute token ids that nobody has asked for; whether it did.
+        on_plan: is told each plan that comes.
 
     Attributes:
         counts: reports and plans by what became of them.
@@ -64,6 +66,7 @@ class Coordination:
         plans: PlanSender,
         load: Callable[[], Load],
         warm: Callable[[list[int]], Awaitable[bool]],
+        on_plan: Callable[[EnginePlan], object] = lambda plan: None,
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.connected = False
@@ -73,6 +76,9 @@ class Coordination:
         self._plans = plans
         self._load = load
         self._warm = warm
+        self._on_plan = on_plan
+        self._met = asyncio.Event()
+        self._welcomed = False
         self._news = asyncio.Event()
         self._later: asyncio.TimerHandle | None = None
         self._next = 0.0
@@ -98,11 +104,23 @@ class Coordination:
         """Of a workflow's next call, as last planned."""
         return self._priorities.get(workflow, MIDDLE_PRIORITY)
 
+    async def welcomed(self, limit_s: float) -> None:
+        """Returns when the coordinator was asked for the first time and what it ordered then is done, its warm-ups
+        above all, or after so long, in seconds. From then on at once."""
+        if self._welcomed:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._met.wait()
+                if self._applying:
+                    await asyncio.wait(self._applying)
+        self._welcomed = True
+
     async def run(self) -> None:
         """For ever. Whatever happens to the coordinator, it is tried again."""
         while True:
             try:
-                if not self._log.is_behind:
+                if not self._log.is_behind and self._met.is_set():
                     await self._wait_for_news()
                 if len(self._applying) >= IN_FLIGHT:
                     await asyncio.wait(self._applying, return_when=asyncio.FIRST_COMPLETED)
@@ -110,6 +128,8 @@ class Coordination:
                     continue
             except Exception:  # an engine that serves must not stop talking for good
                 logger.exception("forecache: a report to the coordinator failed")
+            finally:
+                self._met.set()
             await asyncio.sleep(RETRY_S)
 
     async def _wait_for_news(self) -> None:
@@ -154,8 +174,9 @@ class Coordination:
             self._priorities.move_to_end(workflow)
         while len(self._priorities) > MAX_PRIORITIES:
             self._priorities.popitem(last=False)
-        for anchor in plan.warm_ups or ():
-            self._start(self._warm_up(anchor))
+        if plan.warm_ups:
+            self._start(self._warm_up(plan.warm_ups))
+        self._on_plan(plan)
         if plan.ends or plan.tables or plan.prefetches or plan.renew or plan.policy or plan.prefetch:
             self._start(self._apply(plan))
 
@@ -164,14 +185,16 @@ class Coordination:
         self._applying.add(task)
         task.add_done_callback(self._applying.discard)
 
-    async def _warm_up(self, anchor: Anchor) -> None:
-        done = False
-        try:
-            async with asyncio.timeout(WARM_UP_LIMIT_S):
-                done = await self._warm(np.frombuffer(anchor.ids, "<i4").tolist())
-        except Exception as error:  # an extra, and never worth more than a line
-            logger.warning("forecache: the anchor of %r was not warmed up (%s)", anchor.agent, _reason(error))
-        self._log.warmed(anchor.agent, done)
+    async def _warm_up(self, anchors: Sequence[Anchor]) -> None:
+        """One after the other: an anchor that waits would keep the next from being computed."""
+        for anchor in anchors:
+            done = False
+            try:
+                async with asyncio.timeout(WARM_UP_LIMIT_S):
+                    done = await self._warm(np.frombuffer(anchor.ids, "<i4").tolist())
+            except Exception as error:  # an extra, and never worth more than a line
+                logger.warning("forecache: the anchor of %r was not warmed up (%s)", anchor.agent, _reason(error))
+            self._log.warmed(anchor.agent, done)
 
     async def _apply(self, plan: EnginePlan) -> None:
         try:

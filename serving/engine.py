@@ -23,6 +23,7 @@ from serving.call_log import CallLog
 from serving.calls import EngineCall, EngineQuery, Reply, Usage
 from serving.config import AppConfig
 from serving.coordination import MIDDLE_PRIORITY, Coordination
+from serving.demand import EngineDemand
 from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
 from serving.learned import LearnedFile
@@ -38,6 +39,8 @@ _MONITOR_PERIOD_S = 0.5
 _LAST_WORDS_S = 0.5
 _RECENT_CALLS = 256
 _FIGURES_LIMIT_S = 1.0
+# How long a new engine stays without calls for what the coordinator has it warm up, in seconds.
+_WELCOME_LIMIT_S = 20.0
 
 
 class EngineReplica:
@@ -74,12 +77,19 @@ class EngineReplica:
         self._engine = start_engine(self._config, self._engine_id, channel, self._plans.address, self._run_directory)
         self._api = openai_api(self._engine, self._config, self._engine_id)
         self._health = EngineHealth(self._config.health, time.monotonic())
+        self._demand = EngineDemand(self._config.coordinator.discount, self._config.cache.max_workflows)
         works = [self._read_events(), self._monitor(), self._keep_learned()]
         self._coordination = None
         if self._coordinator is not None:
             log = CallLog(self._engine_id, time.time_ns() // 1_000_000, self._config.cache.max_workflows)
             self._coordination = Coordination(
-                self._config.coordinator, self._coordinator, log, self._plans, self._health.load, self._warm_up
+                self._config.coordinator,
+                self._coordinator,
+                log,
+                self._plans,
+                self._health.load,
+                self._warm_up,
+                lambda plan: self._demand.expect(plan, time.monotonic()),
             )
             works.append(self._coordination.run())
         self._by_priority = bool(self._config.engine.get("enable_priority_scheduling"))
@@ -117,6 +127,13 @@ class EngineReplica:
             else {"connected": self._coordination.connected, **self._coordination.counts},
         }
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What Ray Serve carries to `serving.autoscaling`."""
+        asks = self._config.cache.backend == "forecache" and not self._released.is_set()
+        figures = await self._figures() if asks else None
+        pools = figures and figures.get("pools")
+        return self._demand.stats(self._health.load().waiting, pools, time.monotonic()).told()
+
     async def _figures(self) -> dict[str, Any] | None:
         """What the cache says of itself; None when the scheduler is too busy to answer."""
         try:
@@ -141,6 +158,8 @@ class EngineReplica:
     async def end_workflows(self, query: EngineQuery, workflows: dict[str, str]) -> None:
         """These workflows are over (`final`, `deleted`, `idle`): what only they used goes first from now on."""
         self._plans.end(list(workflows))
+        for workflow in workflows:
+            self._demand.end(workflow)
         if self._coordination is not None:
             for workflow, how in workflows.items():
                 self._coordination.ended(workflow, how)
@@ -161,6 +180,8 @@ class EngineReplica:
             await self._engine.tokenizer_manager.close_session(CloseSessionReqInput(session_id=session))
 
     async def check_health(self) -> None:
+        if self._coordination is not None:  # Serve's first question comes before any call
+            await self._coordination.welcomed(_WELCOME_LIMIT_S)
         if problem := self._health.problem(time.monotonic()):
             raise RuntimeError(problem)
 
@@ -168,6 +189,7 @@ class EngineReplica:
         usage, coordination, identity = Usage(), self._coordination, call.identity
 
         def begun(prompt: Sequence[int]) -> None:
+            self._demand.began(call.rid, identity.workflow, len(prompt), time.monotonic())
             if coordination is not None:
                 coordination.began(identity, prompt)
 
@@ -183,6 +205,7 @@ class EngineReplica:
             parts.fail(ApiError(500, "the engine failed to answer; its log has the reason"), self._api.error_reply)
         finally:
             parts.end()
+            self._demand.over(call.rid, time.monotonic())
             if usage.began and coordination is not None:
                 coordination.over(identity, usage)
 

@@ -1,7 +1,11 @@
-"""Anchor warm-up (CacheScout, arXiv 2608.14624): computes an agent's system prompt where it is about to be called."""
+"""Anchor warm-up (CacheScout, arXiv 2608.14624): computes an agent's system prompt where it is about to be called.
+
+And on an engine that is new, before it gets calls, those of the agents that call most.
+"""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -20,6 +24,33 @@ PERIOD_S = 2.0
 LOST_S = 60.0
 # After so long without a call its anchor may be gone from the engine, in seconds.
 STALE_S = 600.0
+# A new engine gets no more anchors than this, nor more than this share of its pool, if the size of that is known.
+HOTTEST = 16
+HOTTEST_SHARE = 0.5
+# A call counts half after so long, in seconds.
+HALF_LIFE_S = 300.0
+AGENTS_KEPT = 512
+_ID_BYTES = 4
+
+
+class Heat:
+    """Which agents call most: calls by agent, each of which counts half after HALF_LIFE_S. Bounded."""
+
+    def __init__(self) -> None:
+        self._calls: dict[str, tuple[float, float]] = {}  # agent -> calls, as of when
+
+    def called(self, agent: str, at: float) -> None:
+        self._calls[agent] = (self._of(agent, at) + 1.0, at)
+        if len(self._calls) > AGENTS_KEPT:
+            del self._calls[min(self._calls, key=lambda one: self._of(one, at))]
+
+    def hottest(self, most: int, now: float) -> list[str]:
+        """The agents that call most, the hottest first."""
+        return heapq.nlargest(most, self._calls, key=lambda agent: (self._of(agent, now), agent))
+
+    def _of(self, agent: str, now: float) -> float:
+        calls, at = self._calls.get(agent, (0.0, now))
+        return float(calls * 0.5 ** (max(0.0, now - at) / HALF_LIFE_S))
 
 
 class AnchorWarmUp(RuntimePolicy):
@@ -32,11 +63,13 @@ class AnchorWarmUp(RuntimePolicy):
 
     def __init__(self) -> None:
         self._transitions = Transitions()
+        self._heat = Heat()
         self._next: dict[str, float] = {}  # engine -> when it may be warmed again
 
     def observe(self, event: CallEvent, engine: EngineState) -> None:
         if not event.over:
             self._transitions.observe(event.workflow, event.agent)
+            self._heat.called(event.agent, event.at)
 
     def ended(self, workflow: str) -> None:
         self._transitions.end(workflow)
@@ -57,6 +90,9 @@ class AnchorWarmUp(RuntimePolicy):
         self._next = {name: at for name, at in self._next.items() if at > now - LOST_S}
         if now < self._next.get(engine.id, 0.0) or any(now - at < LOST_S for at in engine.warming.values()):
             return
+        if engine.number == 1:  # its first report
+            draft.warm_ups.extend(self._hottest(engine, cluster))
+            return
         wanted = [
             (chance, agent, workflow.id)
             for workflow in news
@@ -69,3 +105,20 @@ class AnchorWarmUp(RuntimePolicy):
         self._next[engine.id] = now + PERIOD_S
         draft.warm_ups.append(agent)
         draft.reasons.append((workflow_id, "warm-up", agent, chance))
+
+    def _hottest(self, engine: EngineState, cluster: Cluster) -> list[str]:
+        """What a new engine should have before it gets calls. Its pool is taken to be as large as the others'."""
+        sizes = [_pool(other) for other in cluster.engines.values() if other.pools]
+        room = HOTTEST_SHARE * min(sizes) * _ID_BYTES if sizes else float("inf")
+        chosen = []
+        for agent in self._heat.hottest(HOTTEST, engine.last_heard):
+            size = len(cluster.anchors.get(agent, b""))
+            if 0 < size <= room and agent not in engine.agents:
+                chosen.append(agent)
+                room -= size
+        return chosen
+
+
+def _pool(engine: EngineState) -> int:
+    """Tokens of its device pool."""
+    return sum(engine.pools.get(name, 0) for name in ("free", "evictable", "locked"))

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,9 +70,13 @@ def run_tool(*command: str | Path) -> str:
 
 
 class Server:
-    """A running `serve run`, and what may be left of it."""
+    """A running `serve run`, and what may be left of it.
 
-    def __init__(self, folder: Path, args: dict[str, Any]) -> None:
+    Args:
+        environment: names the Ray cluster to run on; None: one of its own.
+    """
+
+    def __init__(self, folder: Path, args: dict[str, Any], environment: Mapping[str, str] | None = None) -> None:
         self.port = free_port()
         self.shared_memory_before = shared_memory()
         self.args = args
@@ -82,6 +86,7 @@ class Server:
         self._log = folder / "serve.log"
         self._process = subprocess.Popen(
             [Path(sys.executable).parent / "serve", "run", self.write_config(args)],
+            env=environment,
             stdout=self._log.open("w"),
             stderr=subprocess.STDOUT,
             cwd=folder,

@@ -66,8 +66,19 @@ def cache_report(
     residency: Mapping[str, list[int]] | None = None,
     evictions: Sequence[Eviction] = (),
     applied: int = 0,
+    pools: Mapping[str, int] | None = None,
 ) -> EngineReport:
-    return EngineReport(plan, accepted, "", list(receipts), {}, {}, dict(residency or {}), list(evictions), applied)
+    return EngineReport(
+        plan,
+        accepted,
+        "",
+        list(receipts),
+        {},
+        dict(pools or {}),
+        dict(residency or {}),
+        list(evictions),
+        applied,
+    )
 
 
 def certain(prefixes: Sequence[Prefix], agents: Sequence[str], coming: str) -> Forecasts:

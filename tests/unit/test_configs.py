@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 from pydantic import ValidationError
 from ray.serve._private.build_app import build_app as resolve_application
+from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeApplicationSchema, ServeDeploySchema
 from sglang.srt.arg_groups.hicache_hook import handle_hicache, handle_hicache_ratio_default
 from sglang.srt.arg_groups.overrides import resolving_view
@@ -17,7 +18,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
 from sglang.srt.server_args import ServerArgs
 
-from serving.app import COORDINATOR, ENGINE, INGRESS, PREDICTOR, build_app, engine_options
+from serving.app import AUTOSCALING, COORDINATOR, ENGINE, INGRESS, PREDICTOR, build_app, engine_options
 from serving.config import AppConfig
 from serving.engine_args import EngineArgumentError, engine_arguments
 from serving.sglang_plugin import detect
@@ -75,7 +76,11 @@ class TestEveryConfig:
         deployments = {deployment.name: deployment for deployment in built.deployments}
         assert deployments.keys() == {COORDINATOR, ENGINE, INGRESS, PREDICTOR}
         assert built.ingress_deployment_name == INGRESS
-        assert deployments[ENGINE].num_replicas == config.deployment.num_replicas
+        scales = deployments[ENGINE]._deployment_config.autoscaling_config
+        if config.deployment.autoscaling_config is None:
+            assert (scales, deployments[ENGINE].num_replicas) == (None, config.deployment.num_replicas)
+        else:
+            assert scales.max_replicas == config.deployment.autoscaling_config["max_replicas"]
         assert deployments[INGRESS].num_replicas == 1
 
     @pytest.mark.parametrize("on_cpu", [True, False])
@@ -133,7 +138,23 @@ class TestGpuConfigs:
         assert options["placement_group_bundles"] == [{"CPU": 6, "GPU": 2}]
         assert options["placement_group_strategy"] == "STRICT_PACK"
 
-    @pytest.mark.parametrize("name", ["one_node_8gpu.yaml", "multi_node_tp.yaml"])
+    @pytest.mark.usefixtures("no_gpu")
+    def test_sixteen_replicas_of_one_gpu_each_also_from_a_head_node_without(self) -> None:
+        options = gpu_options("multi_node.yaml")
+        assert options["num_replicas"] == 16
+        assert options["ray_actor_options"]["num_gpus"] == 1
+
+    @pytest.mark.usefixtures("no_gpu")
+    def test_one_to_eight_engines_by_what_workflows_need(self) -> None:
+        options = gpu_options("autoscaling.yaml")
+        assert "num_replicas" not in options
+        assert options["ray_actor_options"]["num_gpus"] == 1
+        serves = AutoscalingConfig.model_validate(options["autoscaling_config"])
+        assert (serves.min_replicas, serves.max_replicas, serves.policy.policy_function) == (1, 8, AUTOSCALING)
+
+    @pytest.mark.parametrize(
+        "name", ["one_node_8gpu.yaml", "multi_node_tp.yaml", "multi_node.yaml", "autoscaling.yaml"]
+    )
     def test_the_machine_that_builds_does_not_matter(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         options = []
         for has_gpu, cores in ((False, {0}), (True, set(range(64)))):
@@ -142,6 +163,19 @@ class TestGpuConfigs:
             found = gpu_options(name)
             options.append({key: value for key, value in found.items() if key != "request_router_config"})
         assert options[0] == options[1]
+
+
+class TestScaleToZero:
+    config = config_of(FOLDER / "laptop_to_zero.yaml")
+
+    def test_a_call_waits_longer_than_an_engine_needs_to_start(self) -> None:
+        assert (self.config.deployment.autoscaling_config or {})["min_replicas"] == 0
+        assert self.config.limits.engine_wait_s >= 60
+
+    def test_it_is_the_laptop_config_otherwise(self) -> None:
+        laptop = config_of(FOLDER / "laptop.yaml")
+        same = ("model", "engine", "cache", "identity", "coordinator", "predictor")
+        assert [getattr(self.config, name) for name in same] == [getattr(laptop, name) for name in same]
 
 
 class TestGpusOfAnEngine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -80,16 +81,31 @@ class Scheduler:
 
 class Desk:
     def __init__(self) -> None:
+        self.seen: list[EnginePlan] = []
+        self.warming = 0
+        self.at_once = 0
         self.coordinator = Coordinator()
         self.scheduler = Scheduler()
         self.warmed: list[list[int]] = []
         self.warm_error: Exception | None = None
         config = CoordinatorConfig(heartbeat_s=0.05, coalesce_s=0.001, period_s=0.002, over_s=0.01)
         self.log = CallLog("e", EPOCH, 100)
-        self.talk = Coordination(config, self.coordinator, self.log, self.scheduler, lambda: Load(1, 2), self.warm)  # type: ignore[arg-type]
+        self.talk = Coordination(
+            config,
+            self.coordinator,
+            self.log,
+            self.scheduler,  # type: ignore[arg-type]
+            lambda: Load(1, 2),
+            self.warm,
+            self.seen.append,
+        )
         self.task = asyncio.create_task(self.talk.run())
 
     async def warm(self, ids: list[int]) -> bool:
+        self.warming += 1
+        self.at_once = max(self.at_once, self.warming)
+        await asyncio.sleep(0.005)
+        self.warming -= 1
         self.warmed.append(ids)
         if self.warm_error is not None:
             raise self.warm_error
@@ -109,6 +125,17 @@ async def desk(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Desk]:
     yield desk
     desk.task.cancel()
     desk.coordinator.server.close()
+
+
+@contextlib.asynccontextmanager
+async def opened(*answers: SyncAnswer | Exception | None) -> AsyncIterator[Desk]:
+    """A desk whose first report is answered so, too."""
+    desk = Desk()
+    desk.coordinator.answers = list(answers)
+    try:
+        yield desk
+    finally:
+        desk.task.cancel()
 
 
 def plan(number: int, **fields: Any) -> EnginePlan:
@@ -140,6 +167,7 @@ class TestTalk:
         desk.coordinator.answers = [SyncAnswer(EPOCH, False, plan(4)), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: any(report.cache for report in desk.coordinator.reports))
         assert [one.plan for one in desk.scheduler.plans] == [4]
+        assert desk.seen == [plan(4)]
         assert desk.coordinator.reports[-1].applied_plan == 4
 
     async def test_a_plan_for_another_epoch_is_dropped(self, desk: Desk) -> None:
@@ -175,6 +203,28 @@ class TestWarmUp:
         assert desk.warmed == [[5, 6]]
         assert next(one.warmed for one in desk.coordinator.reports if one.warmed) == {"coder": error is None}
         assert desk.scheduler.plans == []
+
+
+class TestWelcome:
+    async def test_a_new_engine_waits_for_the_anchors_it_is_told_to_warm_up_one_after_the_other(self) -> None:
+        agents = ("coder", "tester", "critic")
+        anchors = [Anchor(agent, bytes([number, 0, 0, 0])) for number, agent in enumerate(agents)]
+        order = EnginePlan(4, 10.0, [], {}, [], warm_ups=anchors)
+        async with opened(SyncAnswer(EPOCH, False, order), SyncAnswer(EPOCH, False, None)) as desk:
+            await desk.talk.welcomed(LIMIT_S)
+            assert desk.warmed == [[0], [1], [2]]
+            assert desk.at_once == 1
+
+    async def test_without_a_coordinator_it_goes_on_at_once(self) -> None:
+        async with opened(RuntimeError("there is none")) as desk, asyncio.timeout(LIMIT_S):
+            await desk.talk.welcomed(10 * LIMIT_S)
+            assert not desk.talk.connected
+
+    async def test_it_waits_no_longer_than_the_limit_and_only_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coordination, "ANSWER_LIMIT_S", 10 * LIMIT_S)
+        async with opened(None) as desk, asyncio.timeout(LIMIT_S):
+            await desk.talk.welcomed(0.05)
+            await desk.talk.welcomed(10 * LIMIT_S)
 
 
 class TestTrouble:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
-from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, soak
+from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, router, soak
 from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.command import replay
@@ -52,6 +52,7 @@ bench.command("cache-cost")(cache_cost)
 bench.command("predictor")(predictor)
 bench.command("chaos")(chaos)
 bench.command("coordinator")(coordinator_cost)
+bench.command("router")(router)
 
 
 @app.command("prepare")

@@ -62,7 +62,12 @@ class Placement:
                 self._load[engine] -= 1
 
     def place(
-        self, workflow: str, anchor: str | None, tagged: bool, calls: Mapping[str, int] | None = None
+        self,
+        workflow: str,
+        anchor: str | None,
+        tagged: bool,
+        calls: Mapping[str, int] | None = None,
+        wanted: str | None = None,
     ) -> str | None:
         """The engine for a call of `workflow`; None when there is no engine.
 
@@ -71,11 +76,12 @@ class Placement:
             anchor: hash of the agent's anchor, if it has one.
             tagged: whether the client named the workflow.
             calls: calls in flight by engine, for the least loaded; an engine that is not in it has none.
+            wanted: where it is to go if it has no engine yet, whatever else is said here, if that one is there.
         """
         with self._lock:
             engine = self._engine_of.get(workflow)
             if engine is None and self._load:
-                engine = self._choose(workflow if tagged else anchor, calls or {})
+                engine = wanted if wanted in self._load else self._choose(workflow if tagged else anchor, calls or {})
                 self._engine_of[workflow] = engine
                 self._load[engine] += 1
                 self._forget_oldest()

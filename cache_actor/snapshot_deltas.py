@@ -57,12 +57,12 @@ class SnapshotEncoder:
         self._number = 0
 
     def delta(self, snapshots: Iterable[EngineSnapshot], gone: Iterable[str] = ()) -> bytes:
-        """What is new: snapshots of some engines or of all, and engines that are gone."""
+        """What is new: snapshots of engines, one of each, and engines that are gone."""
+        lost = [engine for engine in gone if self._told.pop(engine, None) is not None]
         engines = []
         for snapshot in snapshots:
             engines.append(_difference(self._told.get(snapshot.engine), snapshot))
             self._told[snapshot.engine] = snapshot
-        lost = [engine for engine in gone if self._told.pop(engine, None) is not None]
         self._number += 1
         return _encode(SnapshotDelta(self._number, False, engines, lost))
 
@@ -79,7 +79,7 @@ class SnapshotDecoder:
         self._number: int | None = None
 
     def apply(self, data: bytes) -> tuple[list[EngineSnapshot], list[str]] | None:
-        """The snapshots that are new, and the engines that are gone; None if a delta is missing: ask for the whole.
+        """The snapshots that are new, and the engines that were gone before; None if a delta is missing: ask for the whole.
 
         Raises:
             MessageError: bytes that are none of this version's.

@@ -32,7 +32,7 @@ class EngineSnapshot:
         anchors: agents whose anchors are there or are being warmed up, with the anchors' tokens.
         pending_tokens: prompt tokens that calls there still have to compute.
         running_calls: calls that generate.
-        needed_tokens: what the latest contexts of its workflows amount to.
+        needed_tokens: what the latest contexts of its workflows' agents amount to, anchors counted once.
         capacity_tokens: of its device pool.
         draining: takes no new workflow, and those that are there leave.
     """

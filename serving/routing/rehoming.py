@@ -113,12 +113,12 @@ class Rehoming:
                     needed[engine] += tokens
         found: list[Move] = []
         for source in sorted({*needed, *self._gone} - self._open.keys()):
-            move = self._move(source, snapshots, needed, context)
-            if move is not None:
-                found.append(move)
-                self._moved[move.workflow] = move
-                self._open[source] = move.workflow, now
-                self._lives[move.workflow].engine = move.target
+            leaves = self._move(source, snapshots, needed, context)
+            if leaves is not None:
+                found.append(leaves)
+                self._moved[leaves.workflow] = leaves
+                self._open[source] = leaves.workflow, now
+                self._lives[leaves.workflow].engine = leaves.target
         return found
 
     def _move(

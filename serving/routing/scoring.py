@@ -48,29 +48,28 @@ def cost_s(
     prompt_tokens: int,
     there: Resident,
     anchor_tokens: int,
-    context_tokens: int,
-    comes: bool,
+    added_tokens: int,
+    new_tokens: int,
     in_flight: int,
 ) -> float:
     """Seconds that a call costs on an engine: its own work, that of those before it, and crowding.
 
-    Crowding is what its workflow's coming calls and all others lose of contexts that do not all fit. A context where
-    all fit costs nothing; where they do not, about as many tokens as it has are computed again at each of its calls,
-    whoever's they are. Contexts grow, so the step between the two is a smooth one.
+    Crowding is what coming calls, its workflow's and others', lose of contexts that do not all fit. Where all fit
+    nothing is lost; where they do not, about as many tokens as are added are computed again at each call, whoever's they
+    are. Contexts grow, so the step between the two is a smooth one.
 
     Args:
         there, anchor_tokens: what the engine has of the workflow, and of the agent's anchor.
-        context_tokens: of the workflow, or a mean one if that is longer.
-        comes: whether the workflow would be new there, so that `engine.needed` is without it.
+        added_tokens: what is there because of this workflow: its context, and anchors that nobody else there uses.
+        new_tokens: of these, what `engine.needed` does not count yet.
         in_flight: calls there as far as is known here.
     """
     if there is NOTHING:  # as on most engines
         computed, loaded = prompt_tokens - anchor_tokens if anchor_tokens < prompt_tokens else 0, 0
     else:
         computed, loaded = to_compute(prompt_tokens, there, anchor_tokens)
-    needed = engine.needed + context_tokens if comes else engine.needed
-    square = (needed / engine.capacity) ** 2
-    lost = rates.horizon_calls * context_tokens * square / (1 + square)
+    square = ((engine.needed + new_tokens) / engine.capacity) ** 2
+    lost = rates.horizon_calls * added_tokens * square / (1 + square)
     running = engine.running if engine.running > in_flight else in_flight
     prefill_s = rates.prefill_token_s * (computed + engine.pending + lost)
     return prefill_s + rates.host_token_s * loaded + rates.running_call_s * running

@@ -26,10 +26,11 @@ class RouterSettings:
 
     Attributes:
         overload_bound: of the hash that stands in for stale snapshots; see `Placement`.
-        workflow_bound: no engine gets a new workflow beyond this times the mean number of them, rounded up.
+        workflow_bound, few_workflows: no engine gets a new workflow beyond this times the mean number of them, rounded
+            up, but so few it may always have.
         stale_s: a snapshot that is older says nothing any more.
         margin_s, margin_share: a workflow leaves its engine only for one that saves so many seconds and such a share.
-        copy_factor: an anchor that as many engines hold as should counts so many times where it is.
+        team: agents of a workflow: where the anchor of one is, the others' are; 1 if that is not so.
         hot_half_life_s, workflows_per_copy: see `HotAnchors`.
         rehome: whether idle workflows leave engines that are overloaded or draining; see `Rehoming`.
         max_workflows: placements that are remembered.
@@ -37,17 +38,18 @@ class RouterSettings:
 
     overload_bound: float = 1.25
     workflow_bound: float = 2.0
+    few_workflows: int = 4
     stale_s: float = 3.0
     margin_s: float = 2.0
     margin_share: float = 0.3
-    copy_factor: float = 2.0
+    team: float = 3.0
     hot_half_life_s: float = 30.0
     workflows_per_copy: float = 4.0
     rehome: bool = True
     max_workflows: int = 100_000
 
     def __post_init__(self) -> None:
-        for name in ("overload_bound", "workflow_bound"):
+        for name in ("overload_bound", "workflow_bound", "team"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name):g}; give at least 1")
 
@@ -149,44 +151,45 @@ class WorkflowRouter(Router):
             if not engine.draining:
                 anchor = engine.anchor_tokens(call.agent)
                 there, in_flight = engine.resident(call.workflow), running.get(home, 0)
-                at_home = cost_s(self._rates, engine, call.prompt_tokens, there, anchor, context, False, in_flight)
+                at_home = cost_s(self._rates, engine, call.prompt_tokens, there, anchor, context, 0, in_flight)
                 if at_home <= settings.margin_s:  # nobody can be better by as much
                     return _Choice(engine, "sticky")
         others = self._with_room(home, now)
         if not others:
             return None
         parent = call.parent if home is None else None
-        weight = self._anchor_weight(call, others, home, now)
-        costs = [self._elsewhere(call, one, parent, weight, context, running) for one in others]
+        anchor = self._anchor(call, others, home, now)
+        costs = [self._elsewhere(call, one, parent, anchor, context, running) for one in others]
         least = min(costs)
         if home is not None and at_home - least <= max(settings.margin_s, settings.margin_share * at_home) < math.inf:
             return _Choice(self._known[home], "sticky")
         best = self._of_equals(call, [one for one, cost in zip(others, costs, strict=True) if cost == least])
-        return _Choice(best, "overload" if home is not None else self._why(call, best, parent, weight))
+        return _Choice(best, "overload" if home is not None else self._why(call, best, parent, anchor))
 
     def _with_room(self, home: str | None, now: float) -> list[KnownEngine]:
         """Engines that may get a workflow that does not live there."""
         settings, live = self._settings, self._placement.load()
-        most = math.ceil(settings.workflow_bound * (sum(live.values()) + 1) / len(live)) if live else 0
+        bound = math.ceil(settings.workflow_bound * (sum(live.values()) + 1) / max(1, len(live)))
+        most = max(settings.few_workflows, bound)
         return [
             one
             for name, one in self._known.items()
             if live[name] < most and not one.draining and name != home and one.is_fresh(now, settings.stale_s)
         ]
 
-    def _anchor_weight(self, call: RoutedCall, engines: Sequence[KnownEngine], home: str | None, now: float) -> float:
-        """How often its anchor counts where it is: 0 if another engine should hold it, too."""
-        if home is not None:
-            return 1.0
-        holders = sum(1 for one in engines if one.anchor_tokens(call.agent))
-        return 0.0 if holders < self._hot.copies(call.agent, now) else self._settings.copy_factor
+    def _anchor(self, call: RoutedCall, engines: Sequence[KnownEngine], home: str | None, now: float) -> int:
+        """Tokens of its agent's anchor, 0 if it is not to count: nobody has it, or another engine should, too."""
+        held = [tokens for one in engines if (tokens := one.anchor_tokens(call.agent))]
+        if home is None and len(held) < self._hot.copies(call.agent, now):
+            return 0
+        return max(held, default=0)
 
     def _elsewhere(
         self,
         call: RoutedCall,
         engine: KnownEngine,
         parent: str | None,
-        weight: float,
+        anchor: int,
         context: int,
         running: Mapping[str, int],
     ) -> float:
@@ -194,21 +197,24 @@ class WorkflowRouter(Router):
         rates, there = self._rates, engine.resident(call.workflow)
         if parent is not None:
             there = max(there, engine.resident(parent), key=_tokens)
-        anchor = engine.anchor_tokens(call.agent) if weight else 0
+        held = engine.anchor_tokens(call.agent) if anchor else 0
         in_flight = running.get(engine.name, 0)
-        cost = cost_s(rates, engine, call.prompt_tokens, there, anchor, context, True, in_flight)
-        return cost - (weight - 1) * anchor * rates.prefill_token_s if anchor else cost
+        if held or not anchor:
+            return cost_s(rates, engine, call.prompt_tokens, there, held, context, context, in_flight)
+        added = context + int(self._settings.team * anchor)
+        cost = cost_s(rates, engine, call.prompt_tokens, there, 0, added, added, in_flight)
+        return cost + (self._settings.team - 1) * anchor * rates.prefill_token_s
 
     def _of_equals(self, call: RoutedCall, engines: Sequence[KnownEngine]) -> KnownEngine:
         key = call.workflow if call.tagged else call.anchor or call.workflow
         return max(engines, key=lambda engine: zlib.crc32(f"{engine.name}\0{key}".encode(errors="surrogatepass")))
 
-    def _why(self, call: RoutedCall, engine: KnownEngine, parent: str | None, weight: float) -> Why:
+    def _why(self, call: RoutedCall, engine: KnownEngine, parent: str | None, anchor: int) -> Why:
         if _tokens(engine.resident(call.workflow)):
             return "resident"
         if parent is not None and _tokens(engine.resident(parent)):
             return "parent"
-        return "anchor" if weight and engine.anchor_tokens(call.agent) else "least-loaded"
+        return "anchor" if anchor and engine.anchor_tokens(call.agent) else "least-loaded"
 
     def _note(self, call: RoutedCall, engine: KnownEngine, is_new: bool, now: float) -> None:
         """The call is on its way: until a snapshot knows of it, this router does."""

@@ -132,6 +132,12 @@ class Replay:
             engine.cache.future = self._future
         return engine
 
+    @property
+    def name(self) -> str:
+        """Of the policy, and of the router if there is one."""
+        router = self._setup.router
+        return self._contestant.name if router is None else f"{self._contestant.name}, {router}"
+
     def _routing(self) -> Switchboard | None:
         setup = self._setup
         if setup.router is None:
@@ -170,7 +176,7 @@ class Replay:
             counters.update(engine.cache._counters())
         counters["retractions"] = sum(engine.retractions for engine in self._engines)
         cpu_s = counters.pop(POLICY_NS, 0) / 1e9
-        name, setup = self._contestant.name, self._setup
+        name, setup = self.name, self._setup
         self.record = RoundRecord(setup.point, name, setup.round, now, counters, cpu_s, self._timeline)
 
     def write(self, writer: RecordWriter) -> None:
@@ -287,11 +293,11 @@ class Replay:
             output_tokens=request.output_tokens,
             pause_s=call.pause_s,
         )
-        context = len(request.origin_input_ids) + request.output_tokens
         if self._door is not None:
+            context = len(request.origin_input_ids) + request.output_tokens
             self._door.done(workflow.id, context, call.pause_s)
         if self._switchboard is not None:
-            left = self._switchboard.answered(workflow.id, self._homes[workflow.id], context)
+            left = self._switchboard.answered(workflow.id, self._homes[workflow.id])
             if left is not None:
                 self._retire(workflow.id, left)
         if index + 1 < len(workflow.calls):
@@ -305,14 +311,14 @@ class Replay:
         self._note(workflow, index, now, first_token_s=None, prompt_tokens=prompt_tokens, error=error)
         self._engines[self._homes[workflow.id]].cache.end_workflow(workflow.id)
         if self._switchboard is not None:
-            self._switchboard.answered(workflow.id, self._homes[workflow.id], prompt_tokens)
+            self._switchboard.answered(workflow.id, self._homes[workflow.id])
         self._over(workflow, now)
 
     def _note(self, workflow: Workflow, index: int, now: float, **figures: Any) -> None:
         self.calls.append(
             CallRecord(
                 point=self._setup.point,
-                policy=self._contestant.name,
+                policy=self.name,
                 round=self._setup.round,
                 workflow=workflow.id,
                 index=index,

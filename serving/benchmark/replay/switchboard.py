@@ -84,7 +84,7 @@ class Switchboard:
         self._anchors = {agent: sum(one.tokens for one in said) for agent, said in workload.anchors().items()}
         self._called: list[dict[str, float]] = [{} for _ in range(engines)]
         self._running: Counter[str] = Counter()
-        self._contexts: dict[str, int] = {}
+        self._contexts: dict[str, dict[str, int]] = {}
         self._homes: dict[str, int] = {}
         self._versions = itertools.count(1)
         self.reasons: Counter[str] = Counter()
@@ -102,14 +102,13 @@ class Switchboard:
         self.reasons[decision.why] += 1
         self._running[decision.engine] += 1
         self._called[place][call.agent] = now
-        self._contexts[workflow.id] = call.prompt_tokens
+        self._contexts.setdefault(workflow.id, {})[call.agent] = call.prompt_tokens
         self._homes[workflow.id] = place
         return place
 
-    def answered(self, workflow: str, place: int, context_tokens: int) -> int | None:
+    def answered(self, workflow: str, place: int) -> int | None:
         """A call is over. The place of the engine whose copy of the workflow may go now, if there is one."""
         self._running[str(place)] = max(0, self._running[str(place)] - 1)  # a lost engine's are forgotten
-        self._contexts[workflow] = context_tokens
         left = self._router.answered(workflow, str(place))
         return None if left is None else int(left)
 
@@ -133,8 +132,13 @@ class Switchboard:
     def tell(self, now: float) -> None:
         """Tells the router how things stand."""
         needed: Counter[int] = Counter()
+        used: set[tuple[int, str]] = set()
         for workflow, place in self._homes.items():
-            needed[place] += self._contexts[workflow]
+            for agent, tokens in self._contexts[workflow].items():
+                needed[place] += tokens - self._anchors[agent]
+                used.add((place, agent))
+        for place, agent in used:
+            needed[place] += self._anchors[agent]
         for place in self._engines:
             self._router.see(self._snapshot(place, needed[place], now))
         self.moved += len(self._router.rehome(now))

@@ -41,7 +41,7 @@ class Rehoming:
     """
 
     def __init__(
-        self, high: float = 1.2, gap: float = 0.3, patience_s: float = 10.0, max_workflows: int = 100_000
+        self, high: float = 1.75, gap: float = 1.0, patience_s: float = 10.0, max_workflows: int = 100_000
     ) -> None:
         self._high = high
         self._gap = gap

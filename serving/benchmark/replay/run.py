@@ -177,7 +177,7 @@ class Replay:
         counters["retractions"] = sum(engine.retractions for engine in self._engines)
         cpu_s = counters.pop(POLICY_NS, 0) / 1e9
         name, setup = self.name, self._setup
-        self.record = RoundRecord(setup.point, name, setup.round, now, counters, cpu_s, self._timeline)
+        self.record = RoundRecord(setup.point, name, setup.round, now, dict(counters), cpu_s, self._timeline)
 
     def write(self, writer: RecordWriter) -> None:
         """What `run` has brought, as a finished round."""

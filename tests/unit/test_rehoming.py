@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshots_of_engines import ENGINES, WORKFLOWS, snapshot
 
 from cache_actor.snapshots import Resident
 from serving.routing.rehoming import Move, Rehoming
-from tests.unit.snapshots_of_engines import ENGINES, WORKFLOWS, snapshot
 
 HELD = {name: Resident(1000) for name in WORKFLOWS[:4]}
 

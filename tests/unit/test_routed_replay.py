@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from serving.benchmark.contestants import contestant
+from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
 from serving.benchmark.replay.run import Loss, Replay, Setup
 from serving.benchmark.replay.switchboard import RouterError, rates_of, router_of
@@ -18,9 +19,21 @@ from serving.benchmark.workloads import Times, Workload, make_workload
 from serving.cli import app
 from serving.routing import router_names
 from serving.sglang_plugin.integrity import check_integrity
-from tests.unit.test_replay import COSTS
 
-FAST = replace(COSTS, prefill_token_s=1e-4, decode_s=0.005, call_s=0.01, link_tokens_per_s=1e6)
+FAST = Costs(
+    name="fast",
+    prefill_s=0.01,
+    prefill_token_s=1e-4,
+    prefill_pair_s=0.0,
+    prefill_prefix_pair_s=0.0,
+    decode_s=0.005,
+    decode_call_s=0.0,
+    decode_context_s=0.0,
+    link_tokens_per_s=1e6,
+    call_s=0.01,
+    plan_s=0.0,
+    source="made up",
+)
 
 
 def fleet(workflows: int = 12, **parameters: Any) -> Workload:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshots_of_engines import AGENTS, ENGINES, WORKFLOWS, snapshots
 
 import serving.benchmark.routers  # noqa: F401  they register themselves
 from cache_actor.snapshots import EngineSnapshot
 from serving.routing import Decision, RoutedCall, Router, make_router, router_names
-from tests.unit.snapshots_of_engines import AGENTS, ENGINES, WORKFLOWS, snapshots
 
 calls = st.builds(
     RoutedCall,

@@ -8,11 +8,11 @@ import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshots_of_engines import ENGINES, snapshot, snapshots
 
 from cache_actor.codec import MessageError
 from cache_actor.snapshot_deltas import SnapshotDecoder, SnapshotEncoder
 from cache_actor.snapshots import EngineSnapshot, Resident
-from tests.unit.snapshots_of_engines import ENGINES, snapshot, snapshots
 
 steps = st.lists(
     st.tuples(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from snapshots_of_engines import ENGINES, WORKFLOWS, snapshot
 
 from cache_actor.snapshots import Resident
 from serving.routing import RoutedCall, make_router
 from serving.routing.workflow_router import WorkflowRouter
-from tests.unit.snapshots_of_engines import ENGINES, WORKFLOWS, snapshot
 
 CALL = RoutedCall("w", "planner", 2000)
 Said = dict[str, dict[str, Any]]

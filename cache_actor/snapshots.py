@@ -1,8 +1,8 @@
-"""What routers are told of engines: snapshots, and the view of the cluster that they make up. Pure."""
+"""What routers are told of engines."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 
@@ -47,37 +47,3 @@ class EngineSnapshot:
     needed_tokens: int = 0
     capacity_tokens: int = 1
     draining: bool = False
-
-    @property
-    def pressure(self) -> float:
-        """Above 1 its workflows do not all fit."""
-        return self.needed_tokens / max(1, self.capacity_tokens)
-
-
-class ClusterView:
-    """The newest snapshot of each engine."""
-
-    def __init__(self) -> None:
-        self._snapshots: dict[str, EngineSnapshot] = {}
-
-    def put(self, snapshot: EngineSnapshot) -> None:
-        """Takes a snapshot in; one that is older than what is known is left out."""
-        known = self._snapshots.get(snapshot.engine)
-        if known is None or snapshot.version > known.version:
-            self._snapshots[snapshot.engine] = snapshot
-
-    def get(self, engine: str) -> EngineSnapshot | None:
-        return self._snapshots.get(engine)
-
-    def drop(self, engine: str) -> None:
-        """The engine is gone."""
-        self._snapshots.pop(engine, None)
-
-    def keep(self, engines: Iterable[str]) -> None:
-        """Only these engines are left."""
-        wanted = set(engines)
-        self._snapshots = {name: one for name, one in self._snapshots.items() if name in wanted}
-
-    def fresh(self, now: float, stale_s: float) -> list[EngineSnapshot]:
-        """Snapshots that are at most `stale_s` old, by the engines' names."""
-        return [one for _, one in sorted(self._snapshots.items()) if now - one.at <= stale_s]

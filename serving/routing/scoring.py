@@ -55,8 +55,8 @@ def cost_s(
     """Seconds that a call costs on an engine: its own work, that of those before it, and crowding.
 
     Crowding is what coming calls, its workflow's and others', lose of contexts that do not all fit. Where all fit
-    nothing is lost; where they do not, about as many tokens as are added are computed again at each call, whoever's they
-    are. Contexts grow, so the step between the two is a smooth one.
+    nothing is lost; where they do not, about as many tokens as are added are computed again at each call, whoever's
+    they are. Contexts grow, so the step between the two is a smooth one.
 
     Args:
         there, anchor_tokens: what the engine has of the workflow, and of the agent's anchor.

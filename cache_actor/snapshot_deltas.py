@@ -79,7 +79,7 @@ class SnapshotDecoder:
         self._number: int | None = None
 
     def apply(self, data: bytes) -> tuple[list[EngineSnapshot], list[str]] | None:
-        """The snapshots that are new, and the engines that were gone before; None if a delta is missing: ask for the whole.
+        """The snapshots that are new, and the engines that were gone before; None if a delta is missing: ask for all.
 
         Raises:
             MessageError: bytes that are none of this version's.

@@ -158,8 +158,12 @@ class WorkflowRouter(Router):
         if not others:
             return None
         parent = call.parent if home is None else None
-        anchor = self._anchor(call, others, home, now)
-        costs = [self._elsewhere(call, one, parent, anchor, context, running) for one in others]
+        held = [one.anchor_tokens(call.agent) for one in others]
+        anchor = self._anchor(call, held, home, now)
+        costs = [
+            self._elsewhere(call, one, parent, anchor, tokens, context, running.get(one.name, 0))
+            for one, tokens in zip(others, held, strict=True)
+        ]
         least = min(costs)
         if home is not None and at_home - least <= max(settings.margin_s, settings.margin_share * at_home) < math.inf:
             return _Choice(self._known[home], "sticky")
@@ -177,12 +181,12 @@ class WorkflowRouter(Router):
             if live[name] < most and not one.draining and name != home and one.is_fresh(now, settings.stale_s)
         ]
 
-    def _anchor(self, call: RoutedCall, engines: Sequence[KnownEngine], home: str | None, now: float) -> int:
-        """Tokens of its agent's anchor, 0 if it is not to count: nobody has it, or another engine should, too."""
-        held = [tokens for one in engines if (tokens := one.anchor_tokens(call.agent))]
-        if home is None and len(held) < self._hot.copies(call.agent, now):
+    def _anchor(self, call: RoutedCall, held: Sequence[int], home: str | None, now: float) -> int:
+        """Tokens of its agent's anchor, of which engines hold so many; 0 if it is not to count: nobody has it, or one
+        more engine should."""
+        if home is None and len(held) - held.count(0) < self._hot.copies(call.agent, now):
             return 0
-        return max(held, default=0)
+        return max(held)
 
     def _elsewhere(
         self,
@@ -190,17 +194,17 @@ class WorkflowRouter(Router):
         engine: KnownEngine,
         parent: str | None,
         anchor: int,
+        held: int,
         context: int,
-        running: Mapping[str, int],
+        in_flight: int,
     ) -> float:
         """Seconds on an engine that is not the workflow's."""
         rates, there = self._rates, engine.resident(call.workflow)
         if parent is not None:
             there = max(there, engine.resident(parent), key=_tokens)
-        held = engine.anchor_tokens(call.agent) if anchor else 0
-        in_flight = running.get(engine.name, 0)
         if held or not anchor:
-            return cost_s(rates, engine, call.prompt_tokens, there, held, context, context, in_flight)
+            counts = held if anchor else 0
+            return cost_s(rates, engine, call.prompt_tokens, there, counts, context, context, in_flight)
         added = context + int(self._settings.team * anchor)
         cost = cost_s(rates, engine, call.prompt_tokens, there, 0, added, added, in_flight)
         return cost + (self._settings.team - 1) * anchor * rates.prefill_token_s

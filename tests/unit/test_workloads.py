@@ -123,7 +123,7 @@ class TestWorkloadContract:
 class TestRegistry:
     def test_names(self) -> None:
         assert workload_names() == ["finance", "fleet", "hover", "selector", "swe", "trace"]
-        with pytest.raises(WorkloadError, match="unknown workload 'chat'; choose from finance, hover"):
+        with pytest.raises(WorkloadError, match="unknown workload 'chat'; choose from finance, fleet, hover"):
             make_workload("chat", 1)
         with pytest.raises(WorkloadError, match="'trace' needs the parameter 'path'"):
             make_workload("trace", 1)

@@ -32,7 +32,7 @@ TRACE = """\
 {"workflow_id": "b", "calls": [{"agent": "one", "prompt_segments": [{"id": "x", "tokens": 30}], "prompt_tokens": 30}]}
 {"workflow_id": "c", "calls": [{"agent": "two", "prompt_segments": [{"id": "z", "tokens": 5}], "prompt_tokens": 5}]}
 """
-GENERATED = ("finance", "hover", "selector", "swe")
+GENERATED = ("finance", "fleet", "hover", "selector", "swe")
 
 
 @pytest.fixture
@@ -122,8 +122,8 @@ class TestWorkloadContract:
 
 class TestRegistry:
     def test_names(self) -> None:
-        assert workload_names() == ["finance", "hover", "selector", "swe", "trace"]
-        with pytest.raises(WorkloadError, match="unknown workload 'chat'; choose from finance, hover"):
+        assert workload_names() == ["finance", "fleet", "hover", "selector", "swe", "trace"]
+        with pytest.raises(WorkloadError, match="unknown workload 'chat'; choose from finance, fleet, hover"):
             make_workload("chat", 1)
         with pytest.raises(WorkloadError, match="'trace' needs the parameter 'path'"):
             make_workload("trace", 1)

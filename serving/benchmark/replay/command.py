@@ -42,8 +42,20 @@ def replay(
     host_ratio: Annotated[str, typer.Option(help="Host tokens to a device token; several by commas.")] = "0",
     lanes: Annotated[str, typer.Option(help="Workflows at once; several by commas.")] = "16",
     rate: Annotated[float | None, typer.Option(help="Instead of lanes: workflows that arrive in a second.")] = None,
-    recorded: Annotated[bool, typer.Option("--recorded", help="Instead of lanes: arrivals of the trace.")] = False,
-    engines: Annotated[int, typer.Option(min=1, help="Engines; a workflow stays on one.")] = 1,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Instead of lanes: arrivals of the trace, or of the workload.")
+    ] = False,
+    engines: Annotated[int, typer.Option(min=1, help="How many.")] = 1,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            help="Which engine a call goes to, by commas: workflow, session-hash, prefix-affinity, power-of-two; with "
+            "parameters: prefix-affinity:imbalanced_threshold=10. By default where the fewest workflows are."
+        ),
+    ] = None,
+    lose_engine: Annotated[
+        float | None, typer.Option(min=0, help="With --router: after so many seconds an engine is gone, for a minute.")
+    ] = None,
     calibration: Annotated[str, typer.Option(help="What steps cost: a name or a file.")] = "qwen3-14b-a6000",
     scale: Annotated[float, typer.Option(help="All lengths times this.")] = 1.0,
     chunk_tokens: Annotated[int, typer.Option(min=1, help="Largest prefill of a step.")] = 8192,
@@ -64,6 +76,7 @@ def replay(
     from serving.benchmark.records import read_records
     from serving.benchmark.replay.costs import CalibrationError
     from serving.benchmark.replay.sweep_run import run_sweep
+    from serving.benchmark.replay.switchboard import RouterError
     from serving.benchmark.report import print_results, write_report
     from serving.benchmark.workloads import WorkloadError
 
@@ -80,6 +93,7 @@ def replay(
                 host_ratio=host_ratio,
                 arrivals=_arrivals(lanes, rate, recorded, seed),
                 calibration=calibration,
+                routing=_routing(router, lose_engine, engines),
                 common={
                     "engines": engines,
                     "chunk_tokens": chunk_tokens,
@@ -99,7 +113,7 @@ def replay(
                     bar.update(task, what=name, completed=calls, total=of)
 
                 run_sweep(sweep, records, tell)
-        except (WorkloadError, ContestantError, CalibrationError, _BadOption) as error:
+        except (WorkloadError, ContestantError, CalibrationError, RouterError, _BadOption) as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(2) from None
         except KeyboardInterrupt:
@@ -185,6 +199,19 @@ def _numbers(option: str, text: str, zero: bool = False) -> list[float]:
     return numbers
 
 
+def _routing(router: str | None, lose_engine: float | None, engines: int) -> dict[str, Any]:
+    from serving.benchmark.replay.run import Loss
+
+    if router is None:
+        if lose_engine is not None:
+            raise _BadOption("--lose-engine needs --router, which sends calls elsewhere")
+        return {}
+    if lose_engine is not None and engines == 1:
+        raise _BadOption("--lose-engine needs --engines of 2 or more")
+    loss = None if lose_engine is None else Loss(lose_engine)
+    return {"routers": [name.strip() for name in router.split(",")], "loss": loss}
+
+
 def _sweep(
     made: Any,
     policy: str,
@@ -194,6 +221,7 @@ def _sweep(
     host_ratio: str,
     arrivals: list[Any],
     calibration: str,
+    routing: dict[str, Any],
     common: dict[str, Any],
 ) -> Any:
     from serving.benchmark.replay.costs import load_costs
@@ -201,6 +229,8 @@ def _sweep(
     from serving.benchmark.workloads import Lanes
 
     policies = [contestant(name.strip()) for name in policy.split(",")]
+    if routing and any(one.admission != "off" for one in policies):
+        raise _BadOption("--router goes with policies that let everybody in")
     workload = made(common["seed"])
     if device_tokens is not None:
         sizes = [int(tokens) for tokens in _numbers("--device-tokens", device_tokens)]
@@ -213,4 +243,4 @@ def _sweep(
         if len(sizes) > 1:
             raise _BadOption("--host-tokens goes with one device size; give --host-ratio for several")
         ratios = [host_tokens / sizes[0]]
-    return Sweep(made, policies, load_costs(calibration), arrivals, sizes, ratios, **common)
+    return Sweep(made, policies, load_costs(calibration), arrivals, sizes, ratios, **common, **routing)

@@ -110,6 +110,22 @@ class ModelEngine:
     def waiting_calls(self) -> int:
         return len(self._waiting)
 
+    @property
+    def pending(self) -> list[tuple[str, int]]:
+        """Of calls that have not been computed to their first token: the workflow, and the prompt tokens to go."""
+        before = [(one.workflow.id, one.to_compute) for one in self._waiting]
+        if self._chunked is not None:
+            before.append((self._chunked.workflow.id, self._chunked.to_compute - self._chunked.computed))
+        return before
+
+    def abandon(self) -> list[Request]:
+        """The calls that are lost with the engine, which is not to be used again."""
+        lost = [*self._waiting, *self._running, *([self._chunked] if self._chunked is not None else [])]
+        self._waiting.clear()
+        self._running.clear()
+        self._chunked = None
+        return lost
+
     def submit(self, request: Request) -> None:
         """Takes a call.
 

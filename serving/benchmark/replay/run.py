@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,8 @@ from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.door import PERIOD_S, Door
 from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
+from serving.benchmark.replay.switchboard import PERIOD_S as TELL_S
+from serving.benchmark.replay.switchboard import Switchboard, router_of
 from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
 from serving.benchmark.workloads.arrivals import Arrivals
 from serving.sglang_plugin.cache import ForecacheCache
@@ -38,11 +40,22 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """The last engine is gone at a time, with its cache and its calls, and comes back empty. Clients send what was lost
+    again after a while. All in seconds."""
+
+    at_s: float
+    back_s: float = 60.0
+    again_s: float = 2.0
+
+
+@dataclass(frozen=True, slots=True)
 class Setup:
     """What is replayed, on what.
 
     Attributes:
-        engines: how many; a workflow stays on one.
+        engines: how many; a workflow stays on one, unless a router says otherwise.
+        router: who says which engine a call goes to; None: the one with the fewest workflows, for good.
         point: key of the sweep's point that it is, for the records.
     """
 
@@ -54,6 +67,8 @@ class Setup:
     seed: int = 0
     point: str = "replay"
     round: int = 0
+    router: str | None = None
+    loss: Loss | None = None
 
 
 class Replay:
@@ -92,10 +107,14 @@ class Replay:
         self._held: dict[str, tuple[Workflow, int]] = {}
         self._open = len(setup.workload.workflows)
         self._homes: dict[str, int] = {}
+        self._visited: dict[str, set[int]] = {}
         self._live = [0] * setup.engines
+        self._down: set[int] = set()
+        self._switchboard = self._routing()
         self._stepping = [False] * setup.engines
         self._waiting: deque[Workflow] = deque()
         self._timeline: list[dict[str, float]] = []
+        self._lost_counters: Counter[str] = Counter()
         self._door_free_s = 0.0
 
     def _engine(self) -> ModelEngine:
@@ -113,8 +132,25 @@ class Replay:
             engine.cache.future = self._future
         return engine
 
+    @property
+    def name(self) -> str:
+        """Of the policy, and of the router if there is one."""
+        router = self._setup.router
+        return self._contestant.name if router is None else f"{self._contestant.name}, {router}"
+
+    def _routing(self) -> Switchboard | None:
+        setup = self._setup
+        if setup.router is None:
+            return None
+        router = router_of(setup.router, setup.costs, setup.workload)
+        return Switchboard(router, setup.workload, setup.engines, self._engines.__getitem__)
+
     def run(self, progress: Progress = lambda calls: None) -> None:
         """Replays all of it; `progress` hears how many calls are over."""
+        if self._switchboard is not None:
+            self._tell_router(0.0)
+            if self._setup.loss is not None:
+                self._at(self._setup.loss.at_s, self._lose)
         self._arrive()
         if self._door is not None:
             self._at(PERIOD_S, self._find_limits)
@@ -135,14 +171,13 @@ class Replay:
                 told = len(self.calls)
                 progress(told)
         progress(len(self.calls))
-        counters: dict[str, int] = {}
+        counters: Counter[str] = Counter(self._lost_counters)
         for engine in self._engines:
-            for name, count in engine.cache._counters().items():
-                counters[name] = counters.get(name, 0) + count
+            counters.update(engine.cache._counters())
         counters["retractions"] = sum(engine.retractions for engine in self._engines)
         cpu_s = counters.pop(POLICY_NS, 0) / 1e9
-        name, setup = self._contestant.name, self._setup
-        self.record = RoundRecord(setup.point, name, setup.round, now, counters, cpu_s, self._timeline)
+        name, setup = self.name, self._setup
+        self.record = RoundRecord(setup.point, name, setup.round, now, dict(counters), cpu_s, self._timeline)
 
     def write(self, writer: RecordWriter) -> None:
         """What `run` has brought, as a finished round."""
@@ -168,7 +203,9 @@ class Replay:
 
     def _send(self, workflow: Workflow, index: int, now: float) -> None:
         self.sent[workflow.id, index] = now
-        if self._door is None:
+        if self._switchboard is not None:
+            self._enter(workflow, index, self._switchboard.place(workflow, index, now), now)
+        elif self._door is None:
             self._enter(workflow, index, self._homes.get(workflow.id, self._home(workflow)), now)
         elif (place := self._door.ask(workflow.id, now)) is not None:
             self._enter(workflow, index, place, now)
@@ -188,10 +225,14 @@ class Replay:
             self._enter(*self._held.pop(name), place, now)
 
     def _enter(self, workflow: Workflow, index: int, place: int, now: float) -> None:
-        """A call goes to the engine of its workflow."""
-        if index == 0:
+        """A call goes to an engine, which is its workflow's from now on."""
+        before = self._homes.get(workflow.id)
+        if before != place:
             self._homes[workflow.id] = place
+            self._visited.setdefault(workflow.id, set()).add(place)
             self._live[place] += 1
+            if before is not None:
+                self._live[before] -= 1
         if self._future is not None:
             self._future.sent(workflow, index, now)
         self._say(workflow, self._source.started(workflow, index, now) if self._source else None, now)
@@ -200,6 +241,9 @@ class Replay:
         self._at(self._door_free_s, lambda then: self._submit(workflow, index, then))
 
     def _submit(self, workflow: Workflow, index: int, now: float) -> None:
+        if self._homes[workflow.id] in self._down:
+            self._send_again(workflow, index, now)
+            return
         call = workflow.calls[index]
         prompt = self._tokens.prompt_ids(call, None)
         own = Segment(f"{workflow.id}/{index}/output", call.output_tokens)
@@ -252,6 +296,10 @@ class Replay:
         if self._door is not None:
             context = len(request.origin_input_ids) + request.output_tokens
             self._door.done(workflow.id, context, call.pause_s)
+        if self._switchboard is not None:
+            left = self._switchboard.answered(workflow.id, self._homes[workflow.id])
+            if left is not None:
+                self._retire(workflow.id, left)
         if index + 1 < len(workflow.calls):
             self._say(workflow, self._source.ended(workflow, index, now) if self._source else None, now)
             self._at(now + call.pause_s, lambda then: self._send(workflow, index + 1, then))
@@ -262,13 +310,15 @@ class Replay:
         """The call can never run: it fails, and its workflow with it."""
         self._note(workflow, index, now, first_token_s=None, prompt_tokens=prompt_tokens, error=error)
         self._engines[self._homes[workflow.id]].cache.end_workflow(workflow.id)
+        if self._switchboard is not None:
+            self._switchboard.answered(workflow.id, self._homes[workflow.id])
         self._over(workflow, now)
 
     def _note(self, workflow: Workflow, index: int, now: float, **figures: Any) -> None:
         self.calls.append(
             CallRecord(
                 point=self._setup.point,
-                policy=self._contestant.name,
+                policy=self.name,
                 round=self._setup.round,
                 workflow=workflow.id,
                 index=index,
@@ -283,8 +333,13 @@ class Replay:
         if self._source:
             self._source.over(workflow)
             self._desk.forget(workflow.id)
-        self._live[self._homes[workflow.id]] -= 1
+        home = self._homes[workflow.id]
+        self._live[home] -= 1
         self._open -= 1
+        for place in self._visited.pop(workflow.id) - {home}:
+            self._retire(workflow.id, place)
+        if self._switchboard is not None:
+            self._switchboard.over(workflow.id)
         if self._door is not None:
             self._door.over(workflow.id, now)
         if self._waiting:
@@ -304,6 +359,45 @@ class Replay:
         self._awaited.remove(place)
         for plan in self._desk.take(str(place)):
             self._engines[place].tell(plan, now)
+
+    def _retire(self, workflow: str, place: int) -> None:
+        """Nobody will come back to what an engine has of a workflow."""
+        self._visited.get(workflow, set()).discard(place)
+        self._engines[place].cache.end_workflow(workflow)
+
+    def _tell_router(self, now: float) -> None:
+        assert self._switchboard is not None
+        self._switchboard.tell(now)
+        if self._open:
+            self._at(now + TELL_S, self._tell_router)
+
+    def _lose(self, now: float) -> None:
+        """The last engine is gone, and its calls are sent again."""
+        assert self._switchboard is not None
+        assert self._setup.loss is not None
+        place = len(self._engines) - 1
+        lost = self._engines[place].abandon()
+        self._lost_counters.update(self._engines[place].cache._counters())
+        self._engines[place] = self._engine()
+        self._down.add(place)
+        self._switchboard.lose(place)
+        for request in lost:
+            self._send_again(request.workflow, request.index, now)
+        self._at(now + self._setup.loss.back_s, lambda then: self._restore(place))
+
+    def _restore(self, place: int) -> None:
+        assert self._switchboard is not None
+        self._down.discard(place)
+        self._switchboard.restore(place)
+
+    def _send_again(self, workflow: Workflow, index: int, now: float) -> None:
+        assert self._switchboard is not None
+        assert self._setup.loss is not None
+        board = self._switchboard
+        self._at(
+            now + self._setup.loss.again_s,
+            lambda then: self._enter(workflow, index, board.place(workflow, index, then), then),
+        )
 
     def _home(self, workflow: Workflow) -> int:
         """The engine of a workflow: the one with the fewest, ties by a hash that any run repeats."""

@@ -12,7 +12,7 @@ from serving.benchmark.driver.points import unlimited_tokens
 from serving.benchmark.records import PointSpec, RecordWriter
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Loss, Replay, Setup
 from serving.benchmark.workloads import Lanes, Workload
 from serving.benchmark.workloads.arrivals import Arrivals
 
@@ -27,6 +27,8 @@ class Sweep:
         workload: of a seed; round r takes `seed + r`, and forecasts that learn are taught on one that is not measured.
         arrivals: lanes are swept over; any other arrivals stand alone.
         host_ratios: host tokens to a device token.
+        routers: every policy under each of them; None stands for no router, as in `Setup`.
+        loss: an engine that is lost; for runs with a router.
         learns: whether another seed is another workload of the same kind; a trace is the same for all.
     """
 
@@ -42,6 +44,8 @@ class Sweep:
     rounds: int = 1
     seed: int = 0
     learns: bool = True
+    routers: Sequence[str | None] = (None,)
+    loss: Loss | None = None
 
     def points(self) -> Iterator[tuple[PointSpec, Arrivals, int, int]]:
         """What is swept over: the point, its arrivals, its device tokens, its host tokens."""
@@ -87,9 +91,9 @@ def _round(
         max_running=sweep.max_running,
         longest_call=statistics.longest_prompt + max(call.output_tokens for _, _, call in workload.calls()),
     )
-    setup = Setup(workload, arrivals, sweep.costs, shape, sweep.engines, sweep.seed, point.key, number)
+    plain = Setup(workload, arrivals, sweep.costs, shape, sweep.engines, sweep.seed, point.key, number)
 
-    def run(contestant: Contestant, first_pass: Replay | None = None) -> Replay:
+    def run(contestant: Contestant, setup: Setup, first_pass: Replay | None = None) -> Replay:
         its = setup
         if contestant.unlimited:
             its = replace(setup, shape=replace(shape, device_tokens=unlimited_tokens([workload]), host_tokens=0))
@@ -97,6 +101,7 @@ def _round(
         replay.run(lambda calls: progress(contestant.name, calls, statistics.calls))
         return replay
 
-    for contestant in sweep.policies:
-        first = run(FIRST_PASS) if contestant.clairvoyant else None
-        run(contestant, first).write(writer)
+    for contestant, router in itertools.product(sweep.policies, sweep.routers):
+        setup = replace(plain, router=router, loss=sweep.loss)
+        first = run(FIRST_PASS, setup) if contestant.clairvoyant else None
+        run(contestant, setup, first).write(writer)

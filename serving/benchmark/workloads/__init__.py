@@ -3,7 +3,7 @@
 No Ray, no SGLang, no torch: workloads are data. `Tokens` turns their segments into token ids.
 """
 
-from serving.benchmark.workloads import finance, hover, selector, swe, trace
+from serving.benchmark.workloads import finance, fleet, hover, selector, swe, trace
 from serving.benchmark.workloads.arrivals import Arrivals, Lanes, Poisson, Times
 from serving.benchmark.workloads.base import Call, Segment, Statistics, Workflow, Workload, WorkloadError
 from serving.benchmark.workloads.converters import Converted, convert, format_names
@@ -25,6 +25,7 @@ __all__ = [
     "WorkloadError",
     "convert",
     "finance",
+    "fleet",
     "format_names",
     "hover",
     "make_workload",

@@ -64,5 +64,10 @@ class Draft:
         self._calls.append(Call(agent, prompt, output_tokens, pause_s, tool))
         self.share(Segment(f"{self.id}/output-{number}", output_tokens, number), readers)
 
-    def workflow(self) -> Workflow:
-        return Workflow(self.id, tuple(self._calls))
+    def fork(self, name: str) -> Draft:
+        """Another workflow's draft, which begins with this one's context as it is now."""
+        context = [(Segment(segment.id, segment.tokens), who) for segment, who in self._context]
+        return Draft(name, self.anchors, self.layout, context)
+
+    def workflow(self, arrival_s: float | None = None, parent: str | None = None) -> Workflow:
+        return Workflow(self.id, tuple(self._calls), arrival_s, parent)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import psutil
+import pytest
 from running_server import ENGINE, RANDOM_MODEL, Server, eventually, is_alive
 from scaling_cluster import ScalingCluster
 
@@ -16,6 +17,7 @@ START_LIMIT_S = 300
 WORKFLOWS, CALLS = 4, 2
 
 
+@pytest.mark.slow
 def test_a_burst_brings_a_node_and_an_engine_and_its_end_takes_them_away(tmp_path: Path) -> None:
     args = {
         "model": RANDOM_MODEL,

@@ -17,7 +17,8 @@ from serving.benchmark.contestants import contestant
 from serving.benchmark.hand_made import AGENTS, HandMade
 from serving.benchmark.replay.costs import load_costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.victim_run import VictimRun
 from serving.benchmark.workloads import Lanes, make_workload
 from serving.sglang_plugin.entries import Entry, Owner

@@ -7,7 +7,8 @@ import pytest
 from serving.benchmark.contestants import ContestantError, contestant
 from serving.benchmark.replay.costs import load_costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.workloads import Lanes, Poisson, Workload, make_workload
 from serving.benchmark.workloads.arrivals import Arrivals
 

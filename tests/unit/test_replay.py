@@ -16,7 +16,8 @@ from serving.benchmark.driver.suite import SuiteError, suite_of
 from serving.benchmark.records import CallRecord, read_records
 from serving.benchmark.replay.costs import CalibrationError, Costs, calibration_names, load_costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.replay.sweep_run import Sweep, run_sweep
 from serving.benchmark.replay.validate import agreements, replay_suite
 from serving.benchmark.workloads import Call, Lanes, Poisson, Segment, Workflow, Workload, make_workload

@@ -10,7 +10,8 @@ from serving.benchmark.records import CallRecord
 from serving.benchmark.replay.costs import load_costs
 from serving.benchmark.replay.drift import Drift, Window
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.workloads import Lanes, Workload, make_workload
 from serving.benchmark.workloads.change import change
 

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 from serving.benchmark.contestants import contestant
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Loss, Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Loss, Setup
 from serving.benchmark.replay.switchboard import RouterError, rates_of, router_of
 from serving.benchmark.workloads import Times, Workload, make_workload
 from serving.cli import app

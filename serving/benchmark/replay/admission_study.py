@@ -10,7 +10,8 @@ import numpy as np
 from serving.benchmark.contestants import Contestant, contestant
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.workflow_figures import workflow_figures
 from serving.benchmark.workloads import Lanes, Poisson, Times, Workload
 from serving.benchmark.workloads.arrivals import Arrivals

@@ -200,7 +200,7 @@ def _numbers(option: str, text: str, zero: bool = False) -> list[float]:
 
 
 def _routing(router: str | None, lose_engine: float | None, engines: int) -> dict[str, Any]:
-    from serving.benchmark.replay.run import Loss
+    from serving.benchmark.replay.setup import Loss
 
     if router is None:
         if lose_engine is not None:

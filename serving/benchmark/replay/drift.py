@@ -11,7 +11,8 @@ from serving.benchmark.hit_table import Line, percent
 from serving.benchmark.records import CallRecord
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.workloads import Lanes, Workflow
 from serving.benchmark.workloads.change import Change
 

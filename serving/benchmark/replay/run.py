@@ -7,7 +7,6 @@ import itertools
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,13 @@ from serving.benchmark.driver.planner import COALESCE_S
 from serving.benchmark.forecasts import Word, source_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
-from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.door import PERIOD_S, Door
-from serving.benchmark.replay.engine import EngineShape, ModelEngine, TooLong
+from serving.benchmark.replay.engine import ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
+from serving.benchmark.replay.setup import Setup
 from serving.benchmark.replay.switchboard import PERIOD_S as TELL_S
 from serving.benchmark.replay.switchboard import Switchboard, router_of
 from serving.benchmark.workloads import Lanes, Segment, Tokens, Workflow, Workload
-from serving.benchmark.workloads.arrivals import Arrivals
 from serving.sglang_plugin.cache import ForecacheCache
 from serving.sglang_plugin.counters import POLICY_NS
 from serving.sglang_plugin.settings import CacheSettings
@@ -37,38 +35,6 @@ SAMPLES = 200
 PROGRESS_CALLS = 20
 
 Progress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """The last engine is gone at a time, with its cache and its calls, and comes back empty. Clients send what was lost
-    again after a while. All in seconds."""
-
-    at_s: float
-    back_s: float = 60.0
-    again_s: float = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What is replayed, on what.
-
-    Attributes:
-        engines: how many; a workflow stays on one, unless a router says otherwise.
-        router: who says which engine a call goes to; None: the one with the fewest workflows, for good.
-        point: key of the sweep's point that it is, for the records.
-    """
-
-    workload: Workload
-    arrivals: Arrivals
-    costs: Costs
-    shape: EngineShape
-    engines: int = 1
-    seed: int = 0
-    point: str = "replay"
-    round: int = 0
-    router: str | None = None
-    loss: Loss | None = None
 
 
 class Replay:

@@ -12,7 +12,8 @@ from serving.benchmark.driver.points import unlimited_tokens
 from serving.benchmark.records import PointSpec, RecordWriter
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Loss, Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Loss, Setup
 from serving.benchmark.workloads import Lanes, Workload
 from serving.benchmark.workloads.arrivals import Arrivals
 

@@ -15,7 +15,8 @@ from serving.benchmark.figures import results_of
 from serving.benchmark.records import RecordWriter, read_records
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
-from serving.benchmark.replay.run import Replay, Setup
+from serving.benchmark.replay.run import Replay
+from serving.benchmark.replay.setup import Setup
 
 # SGLang's own defaults, where an app says nothing.
 DEFAULT_CHUNK_TOKENS = 8192

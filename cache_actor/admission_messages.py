@@ -17,7 +17,7 @@ class GateEvent:
     what: of GATE_EVENTS. `held`: a call of it waits for a place; `let_in`: it has one; `paused`: it has to give its
         place up between two calls.
     engine: where it lives; "" for one that lives nowhere yet.
-    at: when, in seconds since 1970.
+    at: when, in seconds: of the gate's clock there, since 1970 in a report.
     waited_s: of `let_in`, how long its call was held.
     """
 

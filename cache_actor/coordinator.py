@@ -122,6 +122,7 @@ class CacheCoordinator:
             "accuracy": cluster.accuracy.figures(),
             "counts": dict(cluster.counts + self._planner.counts + self._counts),
             "ingresses": len(cluster.ingresses.known),
+            "link": dict(self._link.counts),
             "runtime_policies": [policy.name for policy in self._runtime.policies],
         }
 

@@ -15,6 +15,7 @@ import msgpack
 
 from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport
 from cache_actor.codec import MessageError, build, fields_of
+from cache_actor.snapshot_messages import SnapshotDelta
 
 VERSION = 3
 # The largest report, with names of the longest ids everywhere, is somewhat smaller.
@@ -305,6 +306,7 @@ Message = (
     | SyncAnswer
     | AdmissionReport
     | AdmissionAnswer
+    | SnapshotDelta
 )
 
 _KINDS: dict[str, type[Message]] = {
@@ -319,6 +321,7 @@ _KINDS: dict[str, type[Message]] = {
     "sync_answer": SyncAnswer,
     "admission": AdmissionReport,
     "admission_answer": AdmissionAnswer,
+    "snapshots": SnapshotDelta,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}
 

@@ -3,50 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 
-import msgpack
-
-from cache_actor.codec import MessageError, build, fields_of
+from cache_actor.codec import MessageError
+from cache_actor.messages import decode, encode
+from cache_actor.snapshot_messages import EngineDelta, SnapshotDelta
 from cache_actor.snapshots import EngineSnapshot, Resident
-
-VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class EngineDelta:
-    """How an engine's snapshot differs from the one before; the fields are those of `EngineSnapshot`.
-
-    workflows: those that have changed: tokens on the device, on the host, and on their way; zeros at the end left out.
-    """
-
-    engine: str
-    version: int
-    at: float
-    workflows: dict[str, list[int]]
-    workflows_gone: list[str]
-    anchors: dict[str, int]
-    anchors_gone: list[str]
-    pending_tokens: int
-    running_calls: int
-    needed_tokens: int
-    capacity_tokens: int
-    draining: bool
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotDelta:
-    """What has changed since the delta before.
-
-    number: one more than that of the one before.
-    whole: nothing before counts: these are all engines, with all that is to be said of them.
-    gone: engines that are no more.
-    """
-
-    number: int
-    whole: bool
-    engines: list[EngineDelta]
-    gone: list[str]
 
 
 class SnapshotEncoder:
@@ -64,11 +25,11 @@ class SnapshotEncoder:
             engines.append(_difference(self._told.get(snapshot.engine), snapshot))
             self._told[snapshot.engine] = snapshot
         self._number += 1
-        return _encode(SnapshotDelta(self._number, False, engines, lost))
+        return encode(SnapshotDelta(self._number, False, engines, lost))
 
     def whole(self) -> bytes:
         """All that was told so far; the next delta follows on it."""
-        return _encode(SnapshotDelta(self._number, True, [_difference(None, one) for one in self._told.values()], []))
+        return encode(SnapshotDelta(self._number, True, [_difference(None, one) for one in self._told.values()], []))
 
 
 class SnapshotDecoder:
@@ -84,7 +45,7 @@ class SnapshotDecoder:
         Raises:
             MessageError: bytes that are none of this version's.
         """
-        delta = _decode(data)
+        delta = _read(data)
         if delta.whole:
             lost = [engine for engine in self._known if engine not in {one.engine for one in delta.engines}]
             self._known = {}
@@ -152,16 +113,8 @@ def _unpacked(said: list[int]) -> Resident:
     return Resident(*[*said, 0, 0, 0][:3])
 
 
-def _encode(delta: SnapshotDelta) -> bytes:
-    packed: bytes = msgpack.packb([VERSION, *fields_of(delta)])
-    return packed
-
-
-def _decode(data: bytes) -> SnapshotDelta:
-    try:
-        parts = msgpack.unpackb(data, strict_map_key=True)
-    except Exception as error:  # msgpack raises a family of unrelated types on malformed input
-        raise MessageError(f"not a msgpack message: {error}") from error
-    if not isinstance(parts, list) or not parts or parts[0] != VERSION:
-        raise MessageError(f"not snapshots of version {VERSION}")
-    return build(SnapshotDelta, parts[1:])
+def _read(data: bytes) -> SnapshotDelta:
+    said = decode(data)
+    if not isinstance(said, SnapshotDelta):
+        raise MessageError(f"a SnapshotDelta was expected, not {type(said).__name__}")
+    return said

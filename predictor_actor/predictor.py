@@ -118,7 +118,8 @@ class PredictorReplica:
 
     async def status(self) -> dict[str, Any]:
         """Which model serves, since when and why, how good each candidate was lately, the latest training."""
-        return self._learning.status() | {"refused": self._refused, "pid": os.getpid()}
+        own = {"refused": self._refused, "pid": os.getpid(), "link": dict(self._link.counts)}
+        return self._learning.status() | own
 
     async def load(self, folder: str) -> dict[str, Any]:
         """Serves the checkpoint in a folder of this machine from now on, or says why not and changes nothing."""

@@ -12,11 +12,11 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cache_actor.admission import Bounds, Gate, Queued, Refused
-from cache_actor.admission_messages import MAX_PAUSED, AdmissionAnswer, AdmissionReport, GateEvent
+from cache_actor.admission_messages import MAX_PAUSED, AdmissionAnswer, AdmissionReport
 from cache_actor.messages import RequestIdentity
 from serving.admission_metrics import AdmissionMetrics
 from serving.config import AdmissionConfig, AdmissionMode
@@ -166,10 +166,7 @@ class Admission:
             admitted={engine: self._gate.count(engine) for engine in self._limits},
             held=self._gate.held_by_engine(),
             paused=list(itertools.islice(self._gate.paused, MAX_PAUSED)),
-            events=[
-                GateEvent(one.workflow, one.what, one.engine, one.at + wall_clock, one.waited_s)
-                for one in self._gate.take_events()
-            ],
+            events=[replace(event, at=event.at + wall_clock) for event in self._gate.take_events()],
         )
 
     def apply(self, answer: AdmissionAnswer) -> None:

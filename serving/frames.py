@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from abc import ABC, abstractmethod
 from enum import IntEnum
 from typing import cast
 
@@ -28,7 +29,7 @@ class MalformedError(Exception):
     """What came is no frame that may come now."""
 
 
-class Frames(asyncio.Protocol):
+class Frames(asyncio.Protocol, ABC):
     """One end of a connection: cuts what comes into frames. `max_bytes` of a body."""
 
     transport: asyncio.Transport
@@ -38,13 +39,13 @@ class Frames(asyncio.Protocol):
         self.is_lost = False
         self._buffer = bytearray()
 
+    @abstractmethod
     def take(self, kind: int, number: int, body: bytes) -> None:
         """A frame has come.
 
         Raises:
             MalformedError: it may not.
         """
-        raise NotImplementedError
 
     def malformed(self, reason: str) -> None:
         self.transport.abort()

@@ -14,13 +14,12 @@ from cache_actor.admission import (
     working_set_limit,
 )
 from cache_actor.admission.base import LimitController, Signals, controller_names, make_controller
-from cache_actor.admission.bounds import Bounds, GateEvent, Queued, Refused
+from cache_actor.admission.bounds import Bounds, Queued, Refused
 from cache_actor.admission.gate import Gate
 
 __all__ = [
     "Bounds",
     "Gate",
-    "GateEvent",
     "LimitController",
     "Queued",
     "Refused",

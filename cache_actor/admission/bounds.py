@@ -6,12 +6,10 @@ import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 # What refused clients are told at most: OpenAI's client passes over a `Retry-After` of more than 60 s.
 MAX_RETRY_S = 60.0
-# Events that are remembered until somebody takes them, the latest.
-MAX_EVENTS = 512
 # Share of the longest wait that may be expected: estimates are not exact, and who gets in beyond a limit costs all.
 _EXPECTABLE = 0.75
 
@@ -52,22 +50,6 @@ class Refused(Exception):
         super().__init__(reason)
         self.reason = reason
         self.retry_after_s = None if retry_after_s is None else min(retry_after_s, MAX_RETRY_S)
-
-
-class GateEvent(NamedTuple):
-    """What became of a workflow at the gate.
-
-    what: `held`: a call of it waits for a place; `let_in`: it has one, after `waited_s`; `paused`: it has lost its
-        place between two calls.
-    engine: where it lives; "" for one that lives nowhere yet.
-    at: when, in seconds of the gate's clock.
-    """
-
-    workflow: str
-    what: Literal["held", "let_in", "paused"]
-    engine: str
-    at: float
-    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,11 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Literal
 
-from cache_actor.admission.bounds import MAX_EVENTS, Bounds, GateEvent, Queued, Refused
+from cache_actor.admission.bounds import Bounds, Queued, Refused
 from cache_actor.admission.queue import Queue
 from cache_actor.admission.room import Member, Room, roomiest
 from cache_actor.admission.shares import Claim, Mean, Shares, Tenant
+from cache_actor.admission_messages import MAX_GATE_EVENTS, GateEvent
 
 
 class Gate:
@@ -37,7 +38,7 @@ class Gate:
         self._numbers = itertools.count()
         self._now = 0.0
         self._needs = Mean()  # seconds in places that a workflow takes, pauses left out
-        self._events: deque[GateEvent] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[GateEvent] = deque(maxlen=MAX_GATE_EVENTS)
         self.counts: Counter[str] = Counter()
         self.paused: dict[str, None] = {}
 
@@ -174,7 +175,7 @@ class Gate:
         return self._queue.by_engine()
 
     def take_events(self) -> list[GateEvent]:
-        """What has happened since this was last asked, at most MAX_EVENTS, the latest."""
+        """What has happened since this was last asked, at most MAX_GATE_EVENTS, the latest."""
         events = list(self._events)
         self._events.clear()
         return events

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from cache_actor.admission import LimitController, Signals, make_controller
@@ -22,6 +22,7 @@ class _Watch:
     """One engine, for as long as it is known and does not start again, and its controller.
 
     tokens, growth: of the contexts of the workflows that are in, and what these are forecast to grow by.
+    limit, figures: as of the latest observation.
     """
 
     engine: EngineState
@@ -30,6 +31,7 @@ class _Watch:
     growth: float = 0.0
     next_at: float = 0.0
     limit: int | None = None
+    figures: dict[str, float] = field(default_factory=dict)
 
 
 class Admission(RuntimePolicy):
@@ -76,8 +78,9 @@ class Admission(RuntimePolicy):
         if work.regret is not None and work.at >= watch.next_at:
             watch.next_at = work.at + PERIOD_S
             watch.limit = watch.controller.observe(_signals(engine, work.regret, watch, cluster))
+            watch.figures = watch.controller.explain()
         draft.limit = watch.limit
-        draft.figures = watch.controller.explain()
+        draft.figures = watch.figures
 
     def _watch(self, engine: EngineState, cluster: Cluster) -> _Watch:
         """That of an engine that is new, was silent for long or has started again begins anew."""

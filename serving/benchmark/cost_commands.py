@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -49,20 +50,15 @@ def cache_cost(
 
     Exit code: 0 measured, 1 a budget is missed (with --check), 2 an engine failed, 130 interrupted by Ctrl-C.
     """
-    from rich.console import Console
-
     from serving.benchmark import cache_cost as cost
     from serving.benchmark.engine_process import EngineProcessError
 
-    errors = Console(stderr=True)
     try:
-        with errors.status("starting") as status:
-            figures = cost.measure(rounds, requests, engine, status.update)
+        with _measuring() as told:
+            figures = cost.measure(rounds, requests, engine, told)
     except EngineProcessError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
     _beside(cost.BUDGETS, figures, check, as_json)
 
 
@@ -78,16 +74,11 @@ def predictor(
 
     Exit code: 0 measured, 1 a budget is missed (with --check), 130 interrupted by Ctrl-C.
     """
-    from rich.console import Console
-
     from serving.benchmark import predictor_cost as cost
     from serving.benchmark import predictor_load
 
-    try:
-        with Console(stderr=True).status("starting") as status:
-            figures = predictor_load.measure(status.update) if load else cost.measure(rounds, status.update)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    with _measuring() as told:
+        figures = predictor_load.measure(told) if load else cost.measure(rounds, told)
     _beside(predictor_load.BUDGETS if load else cost.BUDGETS, figures, check, as_json)
 
 
@@ -178,16 +169,23 @@ def router(
 
     Exit code: 0 measured, 1 a budget is missed (with --check), 130 interrupted by Ctrl-C.
     """
-    from rich.console import Console
-
     from serving.benchmark import router_cost as cost
+
+    with _measuring() as told:
+        figures = cost.measure(engines, decisions, told)
+    _beside(cost.BUDGETS, figures, check, as_json)
+
+
+@contextmanager
+def _measuring() -> Iterator[Callable[[str], None]]:
+    """What is told stands in the terminal while it is measured; Ctrl-C exits with 130."""
+    from rich.console import Console
 
     try:
         with Console(stderr=True).status("starting") as status:
-            figures = cost.measure(engines, decisions, status.update)
+            yield status.update
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    _beside(cost.BUDGETS, figures, check, as_json)
 
 
 def _beside(budgets: Sequence[Budget], figures: dict[str, float], check: bool, as_json: bool) -> None:

@@ -143,10 +143,11 @@ class TestWhatIsTold:
 
     def test_renewed_values_outlive_the_plan_that_brought_them(self, engine: EngineUnderTest) -> None:
         ask(engine, tokens(50, OWN_TOKENS), "renewed")
-        engine.apply(policy="lookahead", tables={"renewed": {"agent": VALUE_ONE}}, time_to_live_s=1.0)
-        for _ in range(4):
-            time.sleep(0.5)
-            engine.apply(time_to_live_s=1.0, renew=True)
+        engine.apply(policy="lookahead", tables={"renewed": {"agent": VALUE_ONE}}, time_to_live_s=3.0)
+        first_lapses = time.monotonic() + 3.0
+        while time.monotonic() < first_lapses + 0.5:
+            time.sleep(0.2)
+            engine.apply(time_to_live_s=3.0, renew=True)
         assert {node["value"] for node in owned_by(engine, "renewed")} == {1.0}
         eventually_without_value(engine, "renewed")
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cache_actor.admission import Bounds, Gate, Refused
+from cache_actor.admission_messages import GateEvent
 
 ENGINES = ["e0", "e1", "e2"]
 
@@ -205,10 +206,10 @@ def test_what_happens_is_told_once() -> None:
     gate.set_limits({"e0": 1}, 4.0)
     gate.admitted(4.0)
     assert gate.take_events() == [
-        ("b", "held", "", 1.0, 0.0),
-        ("a", "paused", "e0", 2.0, 0.0),
-        ("a", "held", "e0", 3.0, 0.0),
-        ("a", "let_in", "e0", 4.0, 1.0),
+        GateEvent("b", "held", "", 1.0, 0.0),
+        GateEvent("a", "paused", "e0", 2.0, 0.0),
+        GateEvent("a", "held", "e0", 3.0, 0.0),
+        GateEvent("a", "let_in", "e0", 4.0, 1.0),
     ]
     assert (gate.take_events(), list(gate.paused)) == ([], [])
 

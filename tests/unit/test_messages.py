@@ -41,6 +41,7 @@ from cache_actor.messages import (
     identity_fields,
     identity_from_fields,
 )
+from cache_actor.snapshot_messages import EngineDelta, SnapshotDelta
 
 COUNTS = st.integers(0, 2**63 - 1)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -99,6 +100,21 @@ SEEN = st.builds(
 WORK = st.builds(Work, FLOATS, FLOATS, FLOATS, COUNTS, COUNTS, st.none() | COUNTS, COUNTS, COUNTS)
 GATE_EVENTS = st.builds(GateEvent, SHORT, SHORT, SHORT, FLOATS, FLOATS)
 IDLE = st.builds(IdleWorkflow, SHORT, COUNTS, FLOATS, FLOATS)
+DELTAS = st.builds(
+    EngineDelta,
+    SHORT,
+    COUNTS,
+    FLOATS,
+    st.dictionaries(SHORT, st.lists(COUNTS, max_size=3), max_size=3),
+    st.lists(SHORT, max_size=2),
+    FIGURES,
+    st.lists(SHORT, max_size=2),
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    COUNTS,
+    st.booleans(),
+)
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS, COUNTS, WORK),
     CallsStarted: st.builds(CallsStarted, st.lists(CALLS, max_size=4)),
@@ -137,6 +153,9 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     ),
     AdmissionAnswer: st.builds(
         AdmissionAnswer, st.dictionaries(SHORT, st.none() | COUNTS, max_size=3), st.lists(IDLE, max_size=3)
+    ),
+    SnapshotDelta: st.builds(
+        SnapshotDelta, COUNTS, st.booleans(), st.lists(DELTAS, max_size=2), st.lists(SHORT, max_size=2)
     ),
 }
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
@@ -188,6 +207,8 @@ GATE_EVENT: list[Any] = ["w", "let_in", "e", 2.5, 1.5]
 ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT]]
 IDLE_PARTS: list[Any] = ["w", 300, 1.5, 2.0]
 ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS]]
+DELTA: list[Any] = ["e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False]
+SNAPSHOTS: list[Any] = ["snapshots", 3, True, [DELTA], ["f"]]
 EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000)
 EXAMPLE_PLAN = EnginePlan(
     plan=1,
@@ -246,6 +267,15 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
         AdmissionReport("i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)]),
     ),
     (ADMISSION_ANSWER, AdmissionAnswer({"e": 2, "f": None}, [IdleWorkflow("w", 300, 1.5, 2.0)])),
+    (
+        SNAPSHOTS,
+        SnapshotDelta(
+            3,
+            True,
+            [EngineDelta("e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False)],
+            ["f"],
+        ),
+    ),
 ]
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from snapshots_of_engines import ENGINES, snapshot, snapshots
 
 from cache_actor.codec import MessageError
+from cache_actor.messages import VERSION, Ask, encode
 from cache_actor.snapshot_deltas import SnapshotDecoder, SnapshotEncoder
 from cache_actor.snapshots import EngineSnapshot, Resident
 
@@ -68,7 +69,15 @@ def test_what_has_not_changed_is_not_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", msgpack.packb([9]), msgpack.packb([1, 1]), msgpack.packb([1, 1, True, [["a"]], []])]
+    "data",
+    [
+        b"",
+        b"\xc1",
+        msgpack.packb([9]),
+        msgpack.packb([VERSION, "snapshots", 1]),
+        msgpack.packb([VERSION, "snapshots", 1, True, [["a"]], []]),
+        encode(Ask(1, "dump")),
+    ],
 )
 def test_bytes_that_are_no_delta_are_refused(data: bytes) -> None:
     with pytest.raises(MessageError):
@@ -78,4 +87,4 @@ def test_bytes_that_are_no_delta_are_refused(data: bytes) -> None:
 def test_a_workflow_with_too_many_numbers_is_refused() -> None:
     engine = ["a", 1, 0.0, {"w": [1, 2, 3, 4]}, [], {}, [], 0, 0, 0, 1, False]
     with pytest.raises(MessageError, match="three numbers"):
-        SnapshotDecoder().apply(msgpack.packb([1, 1, True, [engine], []]))
+        SnapshotDecoder().apply(msgpack.packb([VERSION, "snapshots", 1, True, [engine], []]))

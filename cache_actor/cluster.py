@@ -12,6 +12,7 @@ from cache_actor.forecast import Forecast
 from cache_actor.ingresses import Ingresses
 from cache_actor.messages import CallEvent, EngineReport, Eviction, Receipt, SyncReport, WorkflowSeen
 from cache_actor.paths import CallPath
+from cache_actor.snapshots import Resident
 from cache_actor.state import EngineState, WorkflowState
 from predictor_actor.base import Ending, Prefix, WorkflowTrace
 
@@ -81,7 +82,10 @@ class Cluster:
             if now >= engine.pressed_until:
                 engine.news.update(engine.workflows)
             engine.pressed_until = now + PRESSURE_S
+        calls = sum(event.over for event in report.events)
+        engine.rates.worked(engine.work, report.work, calls if engine.work.at else 0)
         engine.pressure, engine.work = report.pressure, report.work
+        engine.pending_tokens, engine.draining = report.pending_tokens, report.draining
         for seen in report.seen:
             self._see(engine, seen, now)
         for event in report.events:
@@ -211,7 +215,9 @@ class Cluster:
                 self.counts[name] += getattr(event, name)
             if state is not None:
                 state.path.over(event.agent, event.at, event.prompt_tokens, event.output_tokens)
-                self._place(state, engine, now)
+                if state.engine in (engine.id, ""):
+                    self._place(state, engine, now)
+                    self._settle(state, now)
                 tokens = (event.prompt_tokens, event.hit_device, event.hit_host)
                 state.decisions.append((event.at, "over", engine.id, event.agent, *tokens))
                 engine.news[state.id] = None
@@ -250,6 +256,16 @@ class Cluster:
         state.last_seen = now
         self.workflows.move_to_end(state.id)
 
+    def _settle(self, state: WorkflowState, now: float) -> None:
+        """A call of it was answered where it lives: what engines hold of it where it lived before is of no more use."""
+        for name in state.engines - {state.engine}:
+            if name in self.engines:
+                self.engines[name].ends[state.id] = None
+            state.residency.pop(name, None)
+            state.engines.discard(name)
+            self.counts["copies_retired"] += 1
+            state.decisions.append((now, "left", name, state.engine))
+
     def _end(self, workflow: str, how: Ending, told_by: str, now: float) -> None:
         state = self.workflows.pop(workflow, None)
         self.asked.pop(workflow, None)
@@ -285,7 +301,7 @@ class Cluster:
         for workflow, tokens in report.residency.items():
             state = self.workflows.get(workflow)
             if state is not None and len(tokens) == 2:
-                state.residency[engine.id] = (tokens[0], tokens[1])
+                state.residency[engine.id] = Resident(tokens[0], tokens[1])
         for receipt in report.receipts:
             self._receipt(engine, receipt, now)
         for eviction in report.evictions:
@@ -301,8 +317,10 @@ class Cluster:
             why = f" ({receipt.reason})" if receipt.reason else ""
             state.decisions.append((now, "receipt", engine.id, agent, receipt.status, receipt.tokens, why))
             if receipt.tokens and engine.id in state.residency:
-                device, host = state.residency[engine.id]
-                state.residency[engine.id] = (device + receipt.tokens, max(0, host - receipt.tokens))
+                there = state.residency[engine.id]
+                state.residency[engine.id] = Resident(
+                    there.device + receipt.tokens, max(0, there.host - receipt.tokens)
+                )
 
     def _evicted(self, engine: EngineState, eviction: Eviction, now: float) -> None:
         self.counts[f"evicted_{eviction.tier}_{eviction.reason}"] += eviction.tokens
@@ -312,12 +330,12 @@ class Cluster:
         reason = _WHY.get(eviction.reason, eviction.reason)
         state.decisions.append((now, "evicted", engine.id, eviction.tokens, eviction.tier, reason))
         if engine.id in state.residency and state.id in self.workflows:
-            device, host = state.residency[engine.id]
+            there = state.residency[engine.id]
             if eviction.tier == "device":
-                gone = min(eviction.tokens, device)
-                state.residency[engine.id] = (device - gone, host + gone)
+                gone = min(eviction.tokens, there.device)
+                state.residency[engine.id] = Resident(there.device - gone, there.host + gone)
             else:
-                state.residency[engine.id] = (device, host - min(eviction.tokens, host))
+                state.residency[engine.id] = Resident(there.device, there.host - min(eviction.tokens, there.host))
             engine.news[state.id] = None
 
     def _lose(self, engine: EngineState) -> None:

@@ -15,12 +15,16 @@ from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
 from cache_actor.codec import MessageError
 from cache_actor.coordinator_config import CoordinatorConfig
+from cache_actor.engine_snapshots import snapshots_of
 from cache_actor.forecast import compiled
 from cache_actor.limits import answer_to
 from cache_actor.messages import MAX_MESSAGE_BYTES, SyncAnswer, SyncReport, decode, encode
 from cache_actor.metrics import CoordinatorMetrics
 from cache_actor.planner import Planner, PlannerConfig
 from cache_actor.runtime import Runtime
+from cache_actor.snapshot_desk import SnapshotDesk
+from cache_actor.snapshot_messages import SnapshotsAsked
+from cache_actor.snapshots import EngineSnapshot
 from cache_actor.status import engine_status, why
 from predictor_actor.base import Prefix
 from predictor_actor.requests import MAX_BYTES, Request, decode_answer, encode_request
@@ -63,24 +67,35 @@ class CacheCoordinator:
         self._predictor_rests_until = 0.0
         self._predictor_error = ""
         self._metrics = CoordinatorMetrics(metrics)
-        self._link = LinkServer(self.sync, get_node_ip_address(), MAX_MESSAGE_BYTES)
-        loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (self._have_forecast(), self._expire(), collect_seldom())]
+        self._snapshots = SnapshotDesk(self._look)
+        self._link = LinkServer(self.take, get_node_ip_address(), MAX_MESSAGE_BYTES)
+        works = self._have_forecast(), self._expire(), self._snapshots.run(), collect_seldom()
+        self._tasks = [asyncio.get_running_loop().create_task(work) for work in works]
 
     async def address(self) -> Address:
-        """Where engines bring their reports to, as questions whose answers are those of `sync`."""
+        """Where engines and ingresses bring what `take` answers."""
         return self._link.address
 
-    async def sync(self, data: bytes) -> bytes:
-        """An engine's `SyncReport`; the `SyncAnswer`.
+    async def take(self, data: bytes) -> bytes:
+        """An engine's `SyncReport`, whose answer is a `SyncAnswer`; an ingress's `AdmissionReport`, answered by an
+        `AdmissionAnswer`, or its `SnapshotsAsked`, answered by a `SnapshotDelta` when there is one.
 
         Raises:
-            MessageError: bytes that are no report.
+            MessageError: bytes that are none of these.
         """
+        said = decode(data)
+        if isinstance(said, SyncReport):
+            return await self._sync(said)
+        if isinstance(said, AdmissionReport):
+            now = time.time()
+            self._cluster.hear_ingress(said, now)
+            return encode(answer_to(self._cluster, said.ingress, now))
+        if isinstance(said, SnapshotsAsked):
+            return await self._snapshots.after(said.number)
+        raise MessageError(f"nobody sends {type(said).__name__} to a coordinator")
+
+    async def _sync(self, report: SyncReport) -> bytes:
         begin = time.monotonic()
-        report = decode(data)
-        if not isinstance(report, SyncReport):
-            raise MessageError(f"a SyncReport was expected, not {type(report).__name__}")
         engine = self._cluster.hear(report, time.time())
         self._runtime.observe(report.events, self._cluster.take_gone(), engine)
         if self._cluster.has_moved:
@@ -91,22 +106,10 @@ class CacheCoordinator:
             return encode(SyncAnswer(report.epoch, False, None))
         plan = self._planner.plan(engine, time.time())
         tell_all, engine.tell_all = engine.tell_all, False
-        answer = _bounded(SyncAnswer(report.epoch, tell_all, plan))
+        held = self._cluster.ingresses.waiting(engine.id, len(self._cluster.engines))
+        answer = _bounded(SyncAnswer(report.epoch, tell_all, plan, held))
         self._metrics.synced(time.monotonic() - begin)
         return answer
-
-    async def admission(self, data: bytes) -> bytes:
-        """An ingress's `AdmissionReport`; the `AdmissionAnswer`.
-
-        Raises:
-            MessageError: bytes that are no report.
-        """
-        report = decode(data)
-        if not isinstance(report, AdmissionReport):
-            raise MessageError(f"an AdmissionReport was expected, not {type(report).__name__}")
-        now = time.time()
-        self._cluster.hear_ingress(report, now)
-        return encode(answer_to(self._cluster, report.ingress, now))
 
     async def status(self) -> dict[str, Any]:
         """What is known, planned and expected now, for people and for `GET /v1/coordinator`."""
@@ -152,6 +155,10 @@ class CacheCoordinator:
                 raise RuntimeError(f"a task of the coordinator has ended: {task}")
         if not self._link.is_open:
             raise RuntimeError("the coordinator takes no reports any more")
+
+    def _look(self, now: float) -> list[EngineSnapshot]:
+        """What routers are told: nothing in a mode in which nothing is to be changed by what is known here."""
+        return snapshots_of(self._cluster, now) if self._planner.mode == "on" else []
 
     async def _wait_for_forecast(self, begin: float) -> None:
         """Until what has moved is forecast, but no longer than the limit."""

@@ -24,6 +24,7 @@ _WORDS = {
     "held": "its call waits for a place",
     "let_in": "its call has a place after {:.1f} s",
     "paused": "it gives its place up until its next call gets one; what it used counts as used late",
+    "left": "it lives on {} now and was answered there; what only it used here goes first",
     "end": "it has ended ({}); what only it used goes first",
 }
 

@@ -78,6 +78,11 @@ class Ingresses:
         """Workflows with a call that waits for the engine, or for any."""
         return sum(state.held.get(engine, 0) + state.held.get(NOWHERE, 0) for state in self.known.values())
 
+    def waiting(self, engine: str, engines: int) -> float:
+        """Workflows that wait for an engine, and its share of those that wait for any of so many."""
+        own = sum(state.held.get(engine, 0) for state in self.known.values())
+        return own + sum(state.held.get(NOWHERE, 0) for state in self.known.values()) / max(1, engines)
+
     def demands(self, engine: str) -> dict[str, int]:
         """What each ingress has for the engine: those in, and those that wait."""
         return {state.id: state.demand(engine) for state in self.known.values()}

@@ -15,9 +15,9 @@ import msgpack
 
 from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport
 from cache_actor.codec import MessageError, build, fields_of
-from cache_actor.snapshot_messages import SnapshotDelta
+from cache_actor.snapshot_messages import SnapshotDelta, SnapshotsAsked
 
-VERSION = 3
+VERSION = 4
 # The largest report, with names of the longest ids everywhere, is somewhat smaller.
 MAX_MESSAGE_BYTES = 1 << 23
 
@@ -262,6 +262,8 @@ class SyncReport:
     warmed: agents whose warm-ups are over, and whether they were done.
     running, waiting: calls.
     pressure, work: as `Beat` has them.
+    pending_tokens: of the prompts of calls that wait, those that are not expected to be in the cache.
+    draining: the engine is to be left by its workflows, and gets no new ones.
     """
 
     engine: str
@@ -278,6 +280,8 @@ class SyncReport:
     waiting: int
     pressure: int = 0
     work: Work = Work()
+    pending_tokens: int = 0
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,11 +291,13 @@ class SyncAnswer:
     epoch: of the engine that was answered; another one must not do what the plan says.
     tell_all: it does not know this engine, or has missed a report: the next one should have all living workflows.
     plan: None if there is nothing to do.
+    held: workflows that wait at the ingresses for a place on this engine, and its share of those that wait for any.
     """
 
     epoch: int
     tell_all: bool
     plan: EnginePlan | None
+    held: float = 0.0
 
 
 Message = (
@@ -306,6 +312,7 @@ Message = (
     | SyncAnswer
     | AdmissionReport
     | AdmissionAnswer
+    | SnapshotsAsked
     | SnapshotDelta
 )
 
@@ -321,6 +328,7 @@ _KINDS: dict[str, type[Message]] = {
     "sync_answer": SyncAnswer,
     "admission": AdmissionReport,
     "admission_answer": AdmissionAnswer,
+    "snapshots_asked": SnapshotsAsked,
     "snapshots": SnapshotDelta,
 }
 _NAMES = {cls: kind for kind, cls in _KINDS.items()}

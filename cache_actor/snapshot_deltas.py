@@ -1,73 +1,102 @@
-"""Snapshots on their way to routers: of an engine only what has changed. Pure."""
+"""Snapshots on their way to routers: of an engine only what has changed. Pure; times are parameters, in seconds."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from cache_actor.codec import MessageError
 from cache_actor.messages import decode, encode
 from cache_actor.snapshot_messages import EngineDelta, SnapshotDelta
 from cache_actor.snapshots import EngineSnapshot, Resident
 
+# Deltas that a receiver may be behind before it is told the whole.
+DELTAS_KEPT = 16
+
 
 class SnapshotEncoder:
-    """Makes deltas, the same ones for every receiver; one that is new, or has missed one, is sent `whole` first."""
+    """Makes deltas, the same ones for every receiver; one that is new, or has missed too many, is told the whole.
 
-    def __init__(self) -> None:
+    Args:
+        number: of the first delta; beyond those of an encoder whose receivers are to be told the whole.
+    """
+
+    def __init__(self, number: int = 0) -> None:
         self._told: dict[str, EngineSnapshot] = {}
-        self._number = 0
+        self._number = number
+        self._made_at = 0.0
+        self._latest: deque[bytes] = deque(maxlen=DELTAS_KEPT)
 
-    def delta(self, snapshots: Iterable[EngineSnapshot], gone: Iterable[str] = ()) -> bytes:
-        """What is new: snapshots of engines, one of each, and engines that are gone."""
-        lost = [engine for engine in gone if self._told.pop(engine, None) is not None]
-        engines = []
-        for snapshot in snapshots:
-            engines.append(_difference(self._told.get(snapshot.engine), snapshot))
-            self._told[snapshot.engine] = snapshot
-        self._number += 1
-        return encode(SnapshotDelta(self._number, False, engines, lost))
+    def tell(self, snapshots: Iterable[EngineSnapshot], now: float) -> bytes:
+        """How all engines are, one snapshot of each; the delta. Engines without one are gone."""
+        told = {one.engine: one for one in snapshots}
+        lost = [engine for engine in self._told if engine not in told]
+        engines = [_difference(self._told.get(engine), one) for engine, one in told.items()]
+        self._told = told
+        self._number, self._made_at = self._number + 1, now
+        self._latest.append(encode(SnapshotDelta(self._number, now, False, engines, lost)))
+        return self._latest[-1]
 
-    def whole(self) -> bytes:
-        """All that was told so far; the next delta follows on it."""
-        return encode(SnapshotDelta(self._number, True, [_difference(None, one) for one in self._told.values()], []))
+    def after(self, number: int) -> bytes | None:
+        """What follows for a receiver that has heard of so many: the next delta, or the whole; None: nothing yet."""
+        behind = self._number - number
+        if not behind or not self._latest:
+            return None
+        if 0 < behind <= len(self._latest):
+            return self._latest[-behind]
+        whole = [_difference(None, one) for one in self._told.values()]
+        return encode(SnapshotDelta(self._number, self._made_at, True, whole, []))
 
 
 class SnapshotDecoder:
-    """Makes snapshots of deltas again."""
+    """Makes snapshots of deltas again.
+
+    Attributes:
+        number: of the latest delta; -1: there is none to follow on.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, EngineSnapshot] = {}
-        self._number: int | None = None
+        self.number = -1
 
-    def apply(self, data: bytes) -> tuple[list[EngineSnapshot], list[str]] | None:
-        """The snapshots that are new, and the engines that were gone before; None if a delta is missing: ask for all.
+    def apply(self, data: bytes, now: float) -> tuple[list[EngineSnapshot], list[str]] | None:
+        """The snapshots that are new, `at` on the clock of `now`, and the engines that are gone; None if a delta is
+        missing: ask for the whole.
 
         Raises:
             MessageError: bytes that are none of this version's.
         """
         delta = _read(data)
         if delta.whole:
-            lost = [engine for engine in self._known if engine not in {one.engine for one in delta.engines}]
+            named = {one.engine for one in delta.engines}
+            lost = [engine for engine in self._known if engine not in named]
             self._known = {}
-        elif self._number is None or delta.number != self._number + 1:
-            self._number = None
+        elif self.number < 0 or delta.number != self.number + 1:
+            self.number = -1
             return None
         else:
             lost = [engine for engine in delta.gone if self._known.pop(engine, None) is not None]
-        self._number = delta.number
+        self.number = delta.number
         snapshots = [_applied(self._known.get(one.engine), one) for one in delta.engines]
         self._known |= {one.engine: one for one in snapshots}
-        return snapshots, lost
+        ahead = now - delta.made_at
+        return [replace(one, at=one.at + ahead) for one in snapshots], lost
 
 
 def _difference(before: EngineSnapshot | None, now: EngineSnapshot) -> EngineDelta:
     workflows: Mapping[str, Resident] = {} if before is None else before.workflows
     anchors: Mapping[str, int] = {} if before is None else before.anchors
+    changed = {
+        name: _packed(there)
+        for name, there in now.workflows.items()
+        if (known := workflows.get(name)) is not there and known != there
+    }
     return EngineDelta(
         now.engine,
         now.version,
         now.at,
-        {name: _packed(there) for name, there in now.workflows.items() if workflows.get(name) != there},
+        changed,
         [name for name in workflows if name not in now.workflows],
         {agent: tokens for agent, tokens in now.anchors.items() if anchors.get(agent) != tokens},
         [agent for agent in anchors if agent not in now.anchors],
@@ -76,6 +105,8 @@ def _difference(before: EngineSnapshot | None, now: EngineSnapshot) -> EngineDel
         now.needed_tokens,
         now.capacity_tokens,
         now.draining,
+        now.prefill_token_s,
+        now.running_call_s,
     )
 
 
@@ -97,6 +128,8 @@ def _applied(before: EngineSnapshot | None, delta: EngineDelta) -> EngineSnapsho
         delta.needed_tokens,
         delta.capacity_tokens,
         delta.draining,
+        delta.prefill_token_s,
+        delta.running_call_s,
     )
 
 

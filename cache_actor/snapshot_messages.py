@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotsAsked:
+    """A router wants the `SnapshotDelta` that follows on this number, as soon as there is one; -1: it has none yet."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class EngineDelta:
     """How an engine's snapshot differs from the one before; the fields are those of `EngineSnapshot`.
 
@@ -24,6 +31,8 @@ class EngineDelta:
     needed_tokens: int
     capacity_tokens: int
     draining: bool
+    prefill_token_s: float
+    running_call_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +40,13 @@ class SnapshotDelta:
     """What has changed since the delta before.
 
     number: one more than that of the one before.
+    made_at: on the clock of the engines' `at`, so that a receiver can tell their ages though its own clock differs.
     whole: nothing before counts: these are all engines, with all that is to be said of them.
     gone: engines that are no more.
     """
 
     number: int
+    made_at: float
     whole: bool
     engines: list[EngineDelta]
     gone: list[str]

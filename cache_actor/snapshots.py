@@ -21,6 +21,9 @@ class Resident:
     coming: int = 0
 
 
+NOTHING = Resident(0)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSnapshot:
     """One engine at one moment.
@@ -32,9 +35,10 @@ class EngineSnapshot:
         anchors: agents whose anchors are there or are being warmed up, with the anchors' tokens.
         pending_tokens: prompt tokens that calls there still have to compute.
         running_calls: calls that generate.
-        needed_tokens: what the latest contexts of its workflows' agents amount to, anchors counted once.
+        needed_tokens: what the contexts of its workflows amount to, anchors counted once.
         capacity_tokens: of its device pool.
         draining: takes no new workflow, and those that are there leave.
+        prefill_token_s, running_call_s: what was measured there of `serving.routing.scoring.Rates`; 0: nothing yet.
     """
 
     engine: str
@@ -47,3 +51,5 @@ class EngineSnapshot:
     needed_tokens: int = 0
     capacity_tokens: int = 1
     draining: bool = False
+    prefill_token_s: float = 0.0
+    running_call_s: float = 0.0

@@ -9,6 +9,8 @@ from cache_actor.decisions import Decision
 from cache_actor.forecast import Forecast
 from cache_actor.messages import Work
 from cache_actor.paths import CallPath
+from cache_actor.snapshots import Resident
+from cache_actor.work_rates import WorkRates
 from predictor_actor.base import HORIZON
 
 DECISIONS_KEPT = 40
@@ -21,7 +23,7 @@ class WorkflowState:
     Attributes:
         engine: where it made its latest call; `engines` all that may hold something of it.
         forecast: the newest; `expected` what the latest ones held for likeliest, the newest first.
-        residency: tokens by engine, on the device and on the host alone, as last heard.
+        residency: what is there of it, by engine, as last heard.
         paused: whether an ingress has taken its place from it: its next call comes late.
     """
 
@@ -32,7 +34,7 @@ class WorkflowState:
     engines: set[str] = field(default_factory=set)
     forecast: Forecast | None = None
     expected: deque[tuple[str, ...]] = field(default_factory=lambda: deque(maxlen=HORIZON))
-    residency: dict[str, tuple[int, int]] = field(default_factory=dict)
+    residency: dict[str, Resident] = field(default_factory=dict)
     last_seen: float = 0.0
     paused: bool = False
     decisions: deque[Decision] = field(default_factory=lambda: deque(maxlen=DECISIONS_KEPT))
@@ -51,7 +53,9 @@ class EngineState:
         planned_at, renewed_at: when it was last given a plan, and when its tables were last renewed.
         agents: those that have called here, or whose anchors were warmed, by when; `warming` those under way.
         pressure: as it last reported it; until `pressed_until` it counts as under pressure.
-        work: what it has done, as last reported.
+        work: what it has done, as last reported, and `rates` what that has cost.
+        pending_tokens, draining: as last reported.
+        needed: tokens of its workflows' contexts, as counted at `needed_at`.
         limit: workflows that may be in at once, None: all; `found` what a policy says it should be, told or not, and
             `figures` those behind it.
         holds_tables: whether it was told values that it has not been told to forget.
@@ -78,6 +82,11 @@ class EngineState:
     pressure: int = 0
     pressed_until: float = 0.0
     work: Work = field(default_factory=Work)
+    rates: WorkRates = field(default_factory=WorkRates)
+    pending_tokens: int = 0
+    draining: bool = False
+    needed: int = 0
+    needed_at: float = 0.0
     limit: int | None = None
     found: int | None = None
     figures: dict[str, float] = field(default_factory=dict)

@@ -22,6 +22,10 @@ def engine_status(engine: EngineState, ingresses: Ingresses, now: float) -> dict
         "running": engine.running,
         "waiting": engine.waiting,
         "orders": len(engine.orders),
+        "pending_tokens": engine.pending_tokens,
+        "draining": engine.draining,
+        "prefill_token_ms": round(1000 * engine.rates.prefill_token_s, 4),
+        "running_call_s": round(engine.rates.running_call_s, 4),
         "admission": {
             "limit": engine.limit,
             "found": engine.found,
@@ -46,7 +50,7 @@ def why(state: WorkflowState, living: bool, decisions: bool = True) -> dict[str,
         "running": state.path.running,
         "paused": state.paused,
         "agents": state.path.agents[-8:],
-        "residency": {name: {"device": device, "host": host} for name, (device, host) in state.residency.items()},
+        "residency": {name: {"device": one.device, "host": one.host} for name, one in state.residency.items()},
         "forecast": None,
     }
     if forecast is not None:

@@ -16,7 +16,7 @@ from serving.engine import EngineReplica
 from serving.engine_args import config_arguments
 from serving.ingress import Ingress
 from serving.models import cache_folder, file_name
-from serving.router import WorkflowRouter
+from serving.router import EngineRouter
 from serving.sglang_plugin.detect import default_device
 
 ENGINE = "EngineReplica"
@@ -50,7 +50,7 @@ def build_app(args: AppConfig) -> serve.Application:
         health_check_period_s=args.health.check_period_s,
         graceful_shutdown_timeout_s=args.deployment.drain_s,
     )
-    return ingress.bind(args, engines, args.model.served_name, coordinator)
+    return ingress.bind(args, engines, coordinator)
 
 
 def coordinator_of(config: AppConfig) -> serve.Application | None:
@@ -124,12 +124,8 @@ def engine_options(config: AppConfig) -> dict[str, Any]:
         "health_check_period_s": config.health.check_period_s,
         "health_check_timeout_s": _HEALTH_CHECK_TIMEOUT_S,
         "request_router_config": RequestRouterConfig(
-            request_router_class=WorkflowRouter,
-            request_router_kwargs={
-                "placement": config.model.served_name,
-                "overload_bound": config.router.overload_bound,
-                "max_workflows": config.identity.max_workflows,
-            },
+            request_router_class=EngineRouter,
+            request_router_kwargs=config.routing_table(),
         ),
     }
     if deployment.autoscaling_config is not None:

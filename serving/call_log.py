@@ -88,6 +88,11 @@ class CallLog:
         if len(self._ended) > MAX_ENDED:
             del self._ended[next(iter(self._ended))]
 
+    def left(self, workflow: str) -> None:
+        """A workflow lives on another engine now."""
+        self._paths.pop(workflow, None)
+        self._untold.pop(workflow, None)
+
     def warmed(self, agent: str, done: bool) -> None:
         """A warm-up of an agent's anchor is over."""
         self._warmed[agent] = done
@@ -124,6 +129,8 @@ class CallLog:
             load.waiting,
             load.pressure,
             load.work,
+            load.pending_tokens,
+            load.draining,
         )
         for workflow in ended:
             del self._ended[workflow]

@@ -16,7 +16,7 @@ SSE = "text/event-stream"
 class EngineCall:
     """One call on its way to an engine. `body` is the client's JSON, not yet validated.
 
-    wanted: the engine that a workflow which has none yet is to get, if it is still there.
+    wanted: the engine that a workflow which has none yet was let in to.
     """
 
     kind: Kind
@@ -50,10 +50,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The first thing an engine answers. With media type SSE more chunks (`bytes`) follow; else this is all."""
+    """The first thing an engine answers. With media type SSE more chunks (`bytes`) follow; else this is all.
+
+    prompt_tokens: of the call's prompt; 0 if they were not counted.
+    route: why the call went to this engine, as the ingress has it.
+    """
 
     status: int
     media_type: str
     engine: str
     body: bytes
     retry_after_s: int | None = None
+    prompt_tokens: int = 0
+    route: str = ""

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloa
 
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.policies import make_policy
+from serving.routing import make_router
 
 
 class StrictModel(BaseModel):
@@ -296,9 +297,19 @@ class PredictorConfig(StrictModel):
 class RouterConfig(StrictModel):
     """Which engine gets a workflow."""
 
-    overload_bound: float = Field(
-        1.25, ge=1.0, description="No engine gets more than this times the mean number of live workflows."
+    name: str = Field(
+        "workflow",
+        description="`workflow`: by what is where and what comes there; `session-hash`: by the workflow's id alone; or "
+        "`package.module:Class`.",
     )
+    parameters: dict[str, Any] = Field(
+        default_factory=dict, description="Parameters of the router: see `serving.routing.workflow_router`."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_made(self) -> Self:
+        make_router(self.name, **self.parameters)
+        return self
 
 
 class AppConfig(StrictModel):
@@ -319,3 +330,12 @@ class AppConfig(StrictModel):
     scaling: ScalingConfig = Field(default_factory=lambda: ScalingConfig())
     coordinator: CoordinatorConfig = Field(default_factory=lambda: CoordinatorConfig())
     predictor: PredictorConfig = Field(default_factory=PredictorConfig)
+
+    def routing_table(self) -> dict[str, Any]:
+        """The arguments of `serving.routing_table.routing_table`, for all who share it."""
+        return {
+            "table": self.model.served_name,
+            "router": self.router.name,
+            "parameters": self.router.parameters,
+            "max_workflows": self.identity.max_workflows,
+        }

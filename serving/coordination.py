@@ -56,6 +56,7 @@ class Coordination:
 
     Attributes:
         counts: reports and plans by what became of them.
+        held: workflows that wait for a place here, as last heard.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Coordination:
     ) -> None:
         self.counts: Counter[str] = Counter()
         self.connected = False
+        self.held = 0.0
         self._config = config
         self._link = Link(handle.address.remote, MAX_MESSAGE_BYTES)
         self._log = log
@@ -159,9 +161,11 @@ class Coordination:
             if self.connected:
                 logger.warning("forecache: the coordinator does not answer (%s); going on without", _reason(error))
             self.connected = False
+            self.held = 0.0
             return False
         self.counts["reports"] += 1
         self.connected = True
+        self.held = answer.held
         if answer.tell_all:
             self._log.tell_all()
         if answer.plan is not None and answer.epoch == self._log.epoch:
@@ -176,6 +180,8 @@ class Coordination:
             self._priorities.popitem(last=False)
         if plan.warm_ups:
             self._start(self._warm_up(plan.warm_ups))
+        for workflow in plan.ends:
+            self._log.left(workflow)
         self._on_plan(plan)
         if plan.ends or plan.tables or plan.prefetches or plan.renew or plan.policy or plan.prefetch:
             self._start(self._apply(plan))

@@ -25,6 +25,7 @@ class _Workflow:
     began: float
     running: int = 0
     gap_s: float = math.nan  # from call to call
+    prompt_tokens: int = 0  # of the latest call
     goes_on: float = 1.0  # after each call, by the newest forecast
 
 
@@ -46,7 +47,6 @@ class EngineDemand:
 
     def began(self, rid: str, workflow: str, prompt_tokens: int, now: float) -> None:
         """A call goes to the engine."""
-        self._calls[rid] = workflow, now, prompt_tokens
         known = self._workflows.get(workflow)
         if known is None:
             known = self._workflows[workflow] = _Workflow(now)
@@ -57,6 +57,9 @@ class EngineDemand:
             known.began = now
             self._workflows.move_to_end(workflow)
         known.running += 1
+        # What the call before it had computed is expected to be in the cache.
+        self._calls[rid] = workflow, now, max(0, prompt_tokens - known.prompt_tokens)
+        known.prompt_tokens = prompt_tokens
 
     def over(self, rid: str, now: float) -> None:
         """A call is over, in whatever way; one that never began may be."""
@@ -72,8 +75,11 @@ class EngineDemand:
         self._workflows.pop(workflow, None)
 
     def expect(self, plan: EnginePlan, now: float) -> None:
-        """A plan has come. Of each table the chance that the workflow goes on after a call is taken, as if it were the
-        same after each: the rho of sum over k of gamma^(k-1) rho^k, which is the table's sum."""
+        """A plan has come. The workflows that it ends live elsewhere or nowhere. Of each table the chance that the
+        workflow goes on after a call is taken, as if it were the same after each: the rho of sum over k of
+        gamma^(k-1) rho^k, which is the table's sum."""
+        for workflow in plan.ends:
+            self.end(workflow)
         if plan.tables or plan.renew:
             self._lapse = now + plan.time_to_live_s
         for workflow, table in plan.tables.items():
@@ -81,11 +87,20 @@ class EngineDemand:
                 value = math.inf if table is None else sum(table.values())
                 known.goes_on = float(np.interp(value, self._worth, _GOES_ON))
 
-    def stats(self, waiting: int, pools: Mapping[str, int] | None, now: float) -> EngineStats:
-        """How things stand.
+    def pending_tokens(self, waiting: int) -> int:
+        """Of the prompts that wait to be computed, what is not expected to be in the cache.
 
         Args:
             waiting: calls that the scheduler has not begun; the latest are taken for them.
+        """
+        return sum(tokens for _, _, tokens in itertools.islice(reversed(self._calls.values()), waiting))
+
+    def stats(self, waiting: int, held: float, pools: Mapping[str, int] | None, now: float) -> EngineStats:
+        """How things stand.
+
+        Args:
+            waiting: as `pending_tokens` has it.
+            held: workflows that wait to be let in.
             pools: of the engine's cache, in tokens; None: not known.
         """
         recent = list(itertools.takewhile(lambda one: now - one.began < MINUTE_S, reversed(self._workflows.values())))
@@ -93,13 +108,12 @@ class EngineDemand:
         active = len(recent) + sum(
             1 for name in running if (one := self._workflows.get(name)) is None or now - one.began >= MINUTE_S
         )
-        prompts = [tokens for _, _, tokens in itertools.islice(reversed(self._calls.values()), waiting)]
         return EngineStats(
             len(self._calls),
-            active,
+            active + held,
             sum(_next_minute(one, one.goes_on if now < self._lapse else 1.0, now) for one in recent),
             0.0 if math.isnan(self._call_s) else self._call_s,
-            sum(prompts),
+            self.pending_tokens(waiting),
             _active_share(pools),
         )
 

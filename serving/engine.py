@@ -25,7 +25,7 @@ from serving.config import AppConfig
 from serving.coordination import MIDDLE_PRIORITY, Coordination
 from serving.demand import EngineDemand
 from serving.errors import ApiError, engine_down, sse_event
-from serving.health import EngineHealth
+from serving.health import EngineHealth, Load
 from serving.learned import LearnedFile
 from serving.logs import log_through_serve
 from serving.plan_sender import PlanSender
@@ -79,6 +79,7 @@ class EngineReplica:
         self._health = EngineHealth(self._config.health, time.monotonic())
         self._demand = EngineDemand(self._config.coordinator.discount, self._config.cache.max_workflows)
         works = [self._read_events(), self._monitor(), self._keep_learned()]
+        self._draining = False
         self._coordination = None
         if self._coordinator is not None:
             log = CallLog(self._engine_id, time.time_ns() // 1_000_000, self._config.cache.max_workflows)
@@ -87,7 +88,7 @@ class EngineReplica:
                 self._coordinator,
                 log,
                 self._plans,
-                self._health.load,
+                self._load,
                 self._warm_up,
                 lambda plan: self._demand.expect(plan, time.monotonic()),
             )
@@ -119,6 +120,7 @@ class EngineReplica:
             "model": self._config.model.served_name,
             "healthy": self._health.problem(time.monotonic()) is None,
             "calls": len(self._calls),
+            "draining": self._draining,
             **self._health.snapshot(),
             "pids": [process.pid for process in multiprocessing.active_children()],
             "cache": await self._figures(),
@@ -132,7 +134,12 @@ class EngineReplica:
         asks = self._config.cache.backend == "forecache" and not self._released.is_set()
         figures = await self._figures() if asks else None
         pools = figures and figures.get("pools")
-        return self._demand.stats(self._health.load().waiting, pools, time.monotonic()).told()
+        held = 0.0 if self._coordination is None else self._coordination.held
+        return self._demand.stats(self._health.load().waiting, held, pools, time.monotonic()).told()
+
+    def _load(self) -> Load:
+        load = self._health.load()
+        return load._replace(pending_tokens=self._demand.pending_tokens(load.waiting), draining=self._draining)
 
     async def _figures(self) -> dict[str, Any] | None:
         """What the cache says of itself; None when the scheduler is too busy to answer."""
@@ -163,6 +170,11 @@ class EngineReplica:
         if self._coordination is not None:
             for workflow, how in workflows.items():
                 self._coordination.ended(workflow, how)
+
+    async def drain(self, query: EngineQuery, draining: bool) -> dict[str, Any]:
+        """Whether the engine is to be left by its workflows from now on, one by one, and to get no new ones."""
+        self._draining = draining
+        return {"id": self._engine_id, "draining": draining}
 
     async def ask(self, query: EngineQuery, what: str) -> dict[str, Any]:
         """What the engine's cache says to `figures`, `dump` or `check`."""

@@ -17,12 +17,14 @@ class _Rank:
 
 
 class Load(NamedTuple):
-    """Calls that run and that wait, and pressure and work as `Beat` has them."""
+    """Calls that run and that wait, and the rest as `SyncReport` has it."""
 
     running: int = 0
     waiting: int = 0
     pressure: int = 0
     work: Work = Work()
+    pending_tokens: int = 0
+    draining: bool = False
 
 
 class EngineHealth:

@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import metrics
 from starlette.requests import ClientDisconnect
 
-from cache_actor.messages import RequestIdentity
+from cache_actor.messages import MAX_MESSAGE_BYTES, RequestIdentity
 from cache_actor.planner import MODES
 from cache_actor.workflows import State, Workflow, WorkflowRegistry
 from serving.admission import Admission, Ticket
@@ -33,8 +33,11 @@ from serving.held_calls import answer
 from serving.http import CallStream, identity_headers, new_api, read_json
 from serving.identity import Identified, clean_id, identify
 from serving.limits_feed import LimitsFeed
+from serving.link import Link
 from serving.logs import log_through_serve
-from serving.placement import Placement, placement_named
+from serving.routing_metrics import RoutingMetrics
+from serving.routing_table import RoutingTable, routing_table
+from serving.snapshot_feed import SnapshotFeed
 from serving.workflow_view import workflow_view
 
 logger = logging.getLogger("forecache")
@@ -53,6 +56,7 @@ _NOT_THE_CLIENTS = (
 )
 _EXPIRE_PERIOD_S = 1.0
 _COORDINATOR_LIMIT_S = 5.0
+_REHOME_PERIOD_S = 0.25
 CACHE_QUESTIONS = ("figures", "dump", "check")
 
 api = new_api()
@@ -63,19 +67,18 @@ class Ingress:
     """One replica. It holds the registry of workflows, so there is one of it."""
 
     def __init__(
-        self, config: AppConfig, engines: DeploymentHandle, placement: str, coordinator: DeploymentHandle | None = None
+        self, config: AppConfig, engines: DeploymentHandle, coordinator: DeploymentHandle | None = None
     ) -> None:
         log_through_serve()
         self._config = config
         self._queries = engines
         self._coordinator = coordinator
-        self._placement: Placement = placement_named(
-            placement, config.router.overload_bound, config.identity.max_workflows
-        )
-        self._calls = EngineCalls(engines, self._placement, config.limits)
+        self._table: RoutingTable = routing_table(**config.routing_table())
+        engines._init()  # or Serve would make its router, which says what engines there are, with the first call
+        self._calls = EngineCalls(engines, self._table, config.limits)
         self._door = Admission(
             config.admission,
-            self._placement.engines,
+            self._table.engines,
             config.limits.retry_after_s,
             serve.get_replica_context().replica_id.unique_id,
             AdmissionMetrics(metrics),
@@ -84,13 +87,14 @@ class Ingress:
         self._conversations = ConversationIndex(config.identity.max_conversations)
         self._created = int(time.time())
         self._inflight = 0
-        loop = asyncio.get_running_loop()
         self._ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         # Ends are told from a task of their own, not from within a request: see `engines`.
-        work = [self._expire(), self._meet_engines(), tell_ends(self._ended, self._tell_end), self._door.run()]
+        works = [self._expire(), self._rehome(), tell_ends(self._ended, self._tell_end), self._door.run()]
         if coordinator is not None:
-            work.append(LimitsFeed(coordinator, self._door.report, self._door.apply).run())
-        self._tasks = [loop.create_task(one) for one in work]
+            link = Link(coordinator.address.remote, MAX_MESSAGE_BYTES)
+            works.append(LimitsFeed(link.ask, self._door.report, self._door.apply).run())
+            works.append(SnapshotFeed(link.ask, self._table.see).run())
+        self._tasks = [asyncio.get_running_loop().create_task(work) for work in works]
 
     @api.post("/v1/chat/completions")
     async def chat(self, request: Request) -> Response:
@@ -111,7 +115,7 @@ class Ingress:
 
     @api.get("/health")
     async def health(self) -> Response:
-        engines = self._placement.engines()
+        engines = self._table.engines()
         status = "ok" if engines else "no engine is running"
         return JSONResponse({"status": status, "engines": len(engines)}, status_code=200 if engines else 503)
 
@@ -120,24 +124,29 @@ class Ingress:
         # One after the other: Ray 2.60 tells requests apart by an id that all calls made for one HTTP request share,
         # and of two that wait for their engine at once it forgets one.
         found: dict[str, dict[str, Any]] = {}
-        for engine in self._placement.engines():
+        for engine in self._table.engines():
             with contextlib.suppress(*ENGINE_LOST):  # it went in this moment
                 answer = await self._queries.status.remote(EngineQuery(engine))
                 found[answer["id"]] = answer  # by its id: for one that is gone another answers
-        load = self._placement.load()
+        load = self._table.load()
         data = [{**answer, "workflows": load.get(engine, 0)} for engine, answer in sorted(found.items())]
         return {"object": "list", "data": data}
 
+    @api.post("/v1/engines/{engine}")
+    async def drain_engine(self, engine: str, request: Request) -> dict[str, Any]:
+        self._check_engine(engine)
+        draining = (await read_json(request, self._config.limits.max_body_bytes)).get("draining")
+        if not isinstance(draining, bool):
+            raise invalid_request(f"draining cannot be {draining!r}; choose from true, false", param="draining")
+        answer: dict[str, Any] = await self._ask_engine(self._queries.drain, engine, draining)
+        return answer
+
     @api.get("/v1/engines/{engine}/cache")
     async def cache(self, engine: str, what: str = "dump") -> dict[str, Any]:
-        if engine not in self._placement.engines():
-            raise ApiError(404, f"there is no engine {engine!r}", "engine_not_found", "engine")
+        self._check_engine(engine)
         if what not in CACHE_QUESTIONS:
             raise invalid_request(f"what cannot be {what!r}; choose from {', '.join(CACHE_QUESTIONS)}", param="what")
-        try:
-            answer: dict[str, Any] = await self._queries.ask.remote(EngineQuery(engine), what)
-        except ENGINE_LOST as error:
-            raise self._calls.down(f"it does not answer ({type(error).__name__})") from error
+        answer: dict[str, Any] = await self._ask_engine(self._queries.ask, engine, what)
         return answer
 
     @api.get("/v1/coordinator")
@@ -205,6 +214,16 @@ class Ingress:
         self._release_ended()
         return self._workflow(workflow)
 
+    def _check_engine(self, engine: str) -> None:
+        if engine not in self._table.engines():
+            raise ApiError(404, f"there is no engine {engine!r}", "engine_not_found", "engine")
+
+    async def _ask_engine(self, method: Any, engine: str, *arguments: Any) -> Any:
+        try:
+            return await method.remote(EngineQuery(engine), *arguments)
+        except ENGINE_LOST as error:
+            raise self._calls.down(f"it does not answer ({type(error).__name__})") from error
+
     async def _ask_coordinator(self, what: str, *arguments: Any) -> Any:
         if self._coordinator is None:
             reason = "there is no coordinator: coordinator.enabled is false, or cache.backend is sglang"
@@ -244,6 +263,8 @@ class Ingress:
             assert isinstance(reply, Reply)
             if reply.engine:  # a call that is still held has none
                 headers |= {"x-engine-id": reply.engine, "x-forecache-queue-ms": str(ticket.queue_ms)}
+            if reply.route:
+                headers["x-forecache-route"] = reply.route
             if reply.retry_after_s is not None:
                 headers["retry-after"] = str(reply.retry_after_s)
             if reply.media_type != SSE:
@@ -296,14 +317,14 @@ class Ingress:
             self._release_ended()
             workflow = self._registry.get(identity.workflow)
             if workflow is None or workflow.state is State.ENDED:  # it ended before its call had been placed
-                self._placement.release(identity.workflow)
+                self._table.release(identity.workflow)
 
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
-            if engine := self._placement.engine_of(workflow_id):
+            if engine := self._table.engine_of(workflow_id):
                 workflow = self._registry.get(workflow_id)
                 self._ended.put_nowait((engine, workflow_id, how_it_ended(workflow)))
-            self._placement.release(workflow_id)
+            self._table.release(workflow_id)
             self._door.over(workflow_id)
 
     async def _expire(self) -> None:
@@ -312,9 +333,12 @@ class Ingress:
             self._registry.expire(time.monotonic())
             self._release_ended()
 
-    async def _meet_engines(self) -> None:
-        """Serve makes the router at the first request; until then nobody here would know of any engine."""
-        await self._queries.status.remote(EngineQuery("any"))
+    async def _rehome(self) -> None:
+        routing = RoutingMetrics(metrics)
+        while True:
+            await asyncio.sleep(_REHOME_PERIOD_S)
+            self._table.rehome()
+            routing.show(self._table.counts)
 
     async def _tell_end(self, engine: str, workflows: dict[str, str]) -> None:
         await self._queries.end_workflows.remote(EngineQuery(engine), workflows)
@@ -326,4 +350,4 @@ class Ingress:
         return workflow
 
     def _workflow(self, workflow: Workflow) -> dict[str, Any]:
-        return workflow_view(workflow, self._placement.engine_of(workflow.id), self._door.queued(workflow.id))
+        return workflow_view(workflow, self._table.engine_of(workflow.id), self._door.queued(workflow.id))

@@ -7,8 +7,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport
 from cache_actor.codec import MessageError
@@ -21,7 +20,7 @@ class LimitsFeed:
     """One ingress's end of it: asks for limits again and again, for ever.
 
     Args:
-        handle: of the coordinator's deployment.
+        ask: the coordinator: a message, and its answer.
         report: how things stand at the gate, under a number that grows.
         apply: told every answer. Neither may take long.
         period_s: between two questions while anybody is held or paused, or any engine has a limit; `idle_s` otherwise.
@@ -34,7 +33,7 @@ class LimitsFeed:
 
     def __init__(
         self,
-        handle: Any,
+        ask: Callable[[bytes], Awaitable[bytes]],
         report: Callable[[], AdmissionReport],
         apply: Callable[[AdmissionAnswer], None],
         period_s: float = 0.5,
@@ -43,7 +42,7 @@ class LimitsFeed:
         stale_s: float = 10.0,
     ) -> None:
         self.counts: Counter[str] = Counter()
-        self._handle = handle
+        self._ask_coordinator = ask
         self._report = report
         self._apply = apply
         self._period_s, self._idle_s = period_s, idle_s
@@ -72,7 +71,7 @@ class LimitsFeed:
         busy = bool(report.paused or any(report.held.values()))
         try:
             async with asyncio.timeout(self._answer_limit_s):
-                answer = decode(await self._handle.admission.remote(encode(report)))
+                answer = decode(await self._ask_coordinator(encode(report)))
             if not isinstance(answer, AdmissionAnswer):
                 raise MessageError(f"an AdmissionAnswer was expected, not {type(answer).__name__}")
         except Exception as error:  # the coordinator is not there, or not well

@@ -203,7 +203,7 @@ class OpenAIApi:
             body = response.model_dump(mode="json")
             if (usage := body.get("usage")) and usage.get("prompt_tokens_details") is not None:
                 usage["prompt_tokens_details"] |= context.split()
-            yield Reply(200, JSON, self._engine_id, orjson.dumps(body))
+            yield Reply(200, JSON, self._engine_id, orjson.dumps(body), prompt_tokens=context.usage.prompt_tokens)
         except ApiError as error:
             yield self.error_reply(error)
         finally:
@@ -237,7 +237,8 @@ class OpenAIApi:
             elif _SSE_USAGE in text:
                 text = _sse_with_split(text, context.split())
             data = text.encode()
-            yield data if started else Reply(200, SSE, self._engine_id, data)
+            counted = context.usage.prompt_tokens
+            yield data if started else Reply(200, SSE, self._engine_id, data, prompt_tokens=counted)
             started = True
 
     def _from_sglang(self, error: Mapping[str, Any], status: int, kind: Kind) -> ApiError:

@@ -1,8 +1,8 @@
-"""Ray Serve's request router over a `Placement`: all calls of a workflow go to one engine.
+"""Ray Serve's request router of the engines' handle: it sends each call to the engine that the routing table names.
 
-Serve makes the router in the process that holds the handle, which is the ingress; the two share a placement by its
-name. Serve ships this module by value, so nothing here may be a global that others look at: that is in
-`serving.placement`.
+Serve makes the router in the process that holds the handle, which is the ingress; the two share a table by its name.
+Serve ships this module by value, so nothing here may be a global that others look at: that is in
+`serving.routing_table`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from serving.calls import EngineCall, EngineQuery
-from serving.placement import placement_named
+from serving.routing_table import routing_table
 
 
-class WorkflowRouter(RequestRouter):
-    """Ray Serve's request router over a `Placement`. Engines are named by their replica's unique id."""
+class EngineRouter(RequestRouter):
+    """Engines are named by their replica's unique id."""
 
-    def initialize_state(self, placement: str, overload_bound: float, max_workflows: int) -> None:
-        self._placement = placement_named(placement, overload_bound, max_workflows)
+    def initialize_state(self, table: str, router: str, parameters: dict[str, Any], max_workflows: int) -> None:
+        self._table = routing_table(table, router, parameters, max_workflows)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        self._placement.set_engines(replica.replica_id.unique_id for replica in replicas)
+        self._table.set_engines(replica.replica_id.unique_id for replica in replicas)
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
-        self._placement.drop_engine(replica_id.unique_id)
+        self._table.drop_engine(replica_id.unique_id)
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -38,16 +38,12 @@ class WorkflowRouter(RequestRouter):
         # Without this Serve asks again at once, for ever, while the engine of the workflow is full.
         pending_request.routing_context.should_backoff = True
         by_engine = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
-        chosen = by_engine.get(self._engine_for(pending_request.args[0], by_engine) or "")
+        chosen = self._chosen(pending_request.args[0], by_engine)
         return [[chosen]] if chosen is not None else [candidate_replicas]
 
-    def _engine_for(self, target: Any, by_engine: Mapping[str, RunningReplica]) -> str | None:
+    def _chosen(self, target: Any, by_engine: Mapping[str, RunningReplica]) -> RunningReplica | None:
         if isinstance(target, EngineQuery):
-            return target.engine
-        if not isinstance(target, EngineCall):
+            return by_engine.get(target.engine)
+        if not isinstance(target, EngineCall) or (decision := self._table.decide(target)) is None:
             return None
-        calls = {
-            engine: self.replica_queue_len_cache.get(replica.replica_id) or 0 for engine, replica in by_engine.items()
-        }
-        tagged = target.identity.source != "inferred"
-        return self._placement.place(target.identity.workflow, target.anchor, tagged, calls, target.wanted)
+        return by_engine.get(decision.engine)

@@ -25,7 +25,7 @@ class EngineStats:
 
     Attributes:
         calls: in its hands, running or waiting.
-        workflows: that have a call running, or have begun one within the last minute.
+        workflows: that have a call running, have begun one within the last minute, or wait to be let in.
         next_minute: calls that are forecast to come in the next minute.
         call_s: what a call lately took, in seconds.
         pending_tokens: of the prompts that wait to be computed.

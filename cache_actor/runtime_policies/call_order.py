@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from cache_actor.cluster import Cluster
 from cache_actor.runtime import Draft, RuntimePolicy
+from cache_actor.snapshots import NOTHING
 from cache_actor.state import EngineState, WorkflowState
 
 # Priorities are between these, so that a client's own stay above or below all of them.
@@ -33,8 +34,8 @@ class CallOrder(RuntimePolicy):
         if forecast is None:
             return {}
         share_left = forecast.remaining() / max(1, len(forecast.survival))
-        device, host = workflow.residency.get(engine.id, (0, 0))
-        resident = device / (device + host) if device + host else 0.0
+        there = workflow.residency.get(engine.id, NOTHING)
+        resident = there.device / (there.device + there.host) if there != NOTHING else 0.0
         return {"": HIGHEST * (0.75 * (1 - share_left) + 0.25 * resident)}
 
     def act(self, news: Sequence[WorkflowState], engine: EngineState, cluster: Cluster, draft: Draft) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from cache_actor.cluster import Cluster
 from cache_actor.policies.base import VALUE_ONE
 from cache_actor.runtime import Draft, RuntimePolicy
+from cache_actor.snapshots import NOTHING
 from cache_actor.state import EngineState, WorkflowState
 
 # An agent that is less likely than this to come next is not worth the link.
@@ -30,8 +31,7 @@ class KvPrefetch(RuntimePolicy):
         forecast = self.predict(workflow)
         if forecast is None or workflow.path.running or workflow.paused:
             return {}
-        _, host = workflow.residency.get(engine.id, (0, 0))
-        if host < LEAST_TOKENS:
+        if workflow.residency.get(engine.id, NOTHING).host < LEAST_TOKENS:
             return {}
         return {agent: chance for agent, chance in forecast.next.items() if chance >= LEAST_CHANCE}
 
@@ -41,7 +41,7 @@ class KvPrefetch(RuntimePolicy):
             return
         waiting = {workflow for workflow, *_ in engine.orders.values()}
         wanted = [
-            (chance, workflow.id, agent, workflow.residency[engine.id][1])
+            (chance, workflow.id, agent, workflow.residency[engine.id].host)
             for workflow in news
             if workflow.id not in waiting
             for agent, chance in self.score(workflow, engine).items()

@@ -87,18 +87,20 @@ class MadeUpCluster:
 
 
 def measure(engines: int, decisions: int, progress: Progress, seed: int = 1) -> Figures:
-    """All figures: those of BUDGETS, and the share of a core that taking snapshots in takes."""
+    """All figures: those of BUDGETS, and the shares of a core that taking snapshots in takes, and making deltas."""
     cluster = MadeUpCluster(engines, random.Random(seed))
     encoder, decoder, router = SnapshotEncoder(), SnapshotDecoder(), make_router("workflow")
     router.set_engines(f"engine-{place}" for place in range(engines))
-    encoder.delta(cluster.step())
-    _told(decoder, router, encoder.whole())
-    sizes, taken_in, decided = [], [], []
+    encoder.tell(cluster.step(), cluster.now)
+    _told(decoder, router, encoder, cluster.now)
+    sizes, made, taken_in, decided = [], [], [], []
     for number in range(PERIODS):
         progress(f"period {number + 1} of {PERIODS}")
-        delta = encoder.delta(cluster.step())
-        sizes.append(len(delta))
-        taken_in.append(_told(decoder, router, delta))
+        snapshots = cluster.step()
+        begin = time.thread_time()
+        sizes.append(len(encoder.tell(snapshots, cluster.now)))
+        made.append(time.thread_time() - begin)
+        taken_in.append(_told(decoder, router, encoder, cluster.now))
         decided += [_decision(router, cluster) for _ in range(decisions // PERIODS)]
     decided.sort()
     return {
@@ -106,13 +108,16 @@ def measure(engines: int, decisions: int, progress: Progress, seed: int = 1) -> 
         "decision_p99_us": 1e6 * decided[int(0.99 * len(decided))],
         "snapshots_mb_per_s": statistics.mean(sizes) / PERIOD_S / 1e6,
         "snapshots_core_share": statistics.median(taken_in) / PERIOD_S,
+        "snapshots_made_core_share": statistics.median(made) / PERIOD_S,
     }
 
 
-def _told(decoder: SnapshotDecoder, router: Router, delta: bytes) -> float:
+def _told(decoder: SnapshotDecoder, router: Router, encoder: SnapshotEncoder, now: float) -> float:
     """Seconds of processor time that it takes until a router knows."""
+    delta = encoder.after(decoder.number)
+    assert delta is not None
     begin = time.thread_time()
-    heard = decoder.apply(delta)
+    heard = decoder.apply(delta, now)
     assert heard is not None
     for snapshot in heard[0]:
         router.see(snapshot)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from cache_actor.snapshots import EngineSnapshot
 
-Why = Literal["sticky", "resident", "parent", "anchor", "least-loaded", "overload", "hash", "random"]
+Why = Literal["sticky", "resident", "parent", "anchor", "least-loaded", "overload", "admitted", "hash", "random"]
 """Why an engine was chosen, for a reply header and a metric.
 
 * `sticky`: the workflow lives there.
@@ -18,6 +19,7 @@ Why = Literal["sticky", "resident", "parent", "anchor", "least-loaded", "overloa
 * `anchor`: its agent's anchor is there, or its prefix.
 * `least-loaded`: nothing of it is anywhere, or a hot anchor gets another copy.
 * `overload`: it has left its engine, which was overloaded or is draining.
+* `admitted`: it was let in to a place on that engine.
 * `hash`: too little is known of the engines.
 * `random`: by chance, of two the less loaded.
 """
@@ -32,6 +34,7 @@ class RoutedCall:
         anchor: hash of its agent's anchor.
         tagged: whether the client named the workflow.
         pieces: the prompt as a router sees it that goes by its text: a name for each piece, and its length.
+        wanted: the engine that the workflow was let in to; one with places may go there if it has no engine yet.
     """
 
     workflow: str
@@ -41,6 +44,7 @@ class RoutedCall:
     anchor: str | None = None
     tagged: bool = True
     pieces: tuple[tuple[str, int], ...] = ()
+    wanted: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,12 @@ class Router(ABC):
     * the same words in the same order get the same answers;
     * a router that says `sticky` for a workflow says the engine that it said before;
     * no word about unknown workflows or engines is an error.
+
+    Attributes:
+        reads_prompts: whether it goes by `RoutedCall.pieces`, which are left out otherwise.
     """
+
+    reads_prompts: ClassVar[bool] = False
 
     @abstractmethod
     def set_engines(self, engines: Iterable[str]) -> None:
@@ -115,14 +124,28 @@ def router_names() -> list[str]:
 
 
 def make_router(name: str, **parameters: Any) -> Router:
-    """A router by its name.
+    """A router by its name, or by `package.module:Class`.
 
     Raises:
-        ValueError: an unknown name or parameter, or a value out of range.
+        ValueError: an unknown name or parameter, a value out of range, or nothing can be made of an import path.
     """
-    if name not in _MAKERS:
-        raise ValueError(f"unknown router {name!r}; choose from {', '.join(router_names())}")
     try:
-        return _MAKERS[name](**parameters)
+        return (_MAKERS.get(name) or _imported(name))(**parameters)
     except TypeError as error:
         raise ValueError(f"router {name!r}: {error}") from None
+
+
+def _imported(name: str) -> type[Router]:
+    module, separator, attribute = name.partition(":")
+    if not separator:
+        known = ", ".join(router_names())
+        raise ValueError(
+            f"unknown router {name!r}; choose from {known}, or give the import path of your own: package.module:Class"
+        )
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"router {name!r} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Router)):
+        raise ValueError(f"router {name!r} is no subclass of serving.routing.Router")
+    return found

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cache_actor.snapshots import EngineSnapshot, Resident
+from cache_actor.snapshots import NOTHING, EngineSnapshot, Resident
+from serving.routing.rates import Rates
 
-NOTHING = Resident(0)
+# An engine of which nothing is heard is taken for a new one for so long, in seconds.
+NEW_S = 10.0
+# What was sent before, in seconds, is over or known.
+SENT_KEPT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +36,19 @@ class Sent:
 class KnownEngine:
     """One engine.
 
+    Args:
+        rates: what work costs there, until it has been measured.
+
     Attributes:
         pending, running, needed: as `EngineSnapshot` has them, with what was sent since.
         snapshot: None before the first.
+        rates: what work costs there.
     """
 
     __slots__ = (
         "_anchors",
+        "_expected_rates",
+        "_met",
         "_resident",
         "_resident_anchors",
         "_sent",
@@ -47,13 +58,16 @@ class KnownEngine:
         "name",
         "needed",
         "pending",
+        "rates",
         "running",
         "snapshot",
     )
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, rates: Rates) -> None:
         self.name = name
+        self.rates = self._expected_rates = rates
         self.snapshot: EngineSnapshot | None = None
+        self._met = math.inf
         self._sent: deque[Sent] = deque()
         self._count_anew()
 
@@ -62,11 +76,14 @@ class KnownEngine:
         if self.snapshot is not None and snapshot.version <= self.snapshot.version:
             return
         self.snapshot = snapshot
+        self.rates = self._expected_rates.measured(snapshot.prefill_token_s, snapshot.running_call_s)
         while self._sent and self._sent[0].at < snapshot.at:
             self._sent.popleft()
         self._count_anew()
 
     def send(self, sent: Sent) -> None:
+        while self._sent and sent.at - self._sent[0].at > SENT_KEPT_S:  # no snapshot comes
+            self._sent.popleft()
         self._sent.append(sent)
         self._count(sent)
 
@@ -80,6 +97,11 @@ class KnownEngine:
         """Likewise of an agent's anchor; of one that was only sent, the shortest prompt that may begin with it."""
         return self._resident_anchors.get(agent) or self._anchors.get(agent, 0)
 
+    def is_new(self, now: float) -> bool:
+        """Whether nothing has been heard of it, and it is not long that this was asked first."""
+        self._met = min(self._met, now)
+        return self.snapshot is None and now - self._met <= NEW_S
+
     def is_fresh(self, now: float, stale_s: float) -> bool:
         return self.snapshot is not None and now - self.snapshot.at <= stale_s
 
@@ -88,7 +110,8 @@ class KnownEngine:
         self.pending = 0 if snapshot is None else snapshot.pending_tokens
         self.running = 0 if snapshot is None else snapshot.running_calls
         self.needed = 0 if snapshot is None else snapshot.needed_tokens
-        self.capacity = 1 if snapshot is None else max(1, snapshot.capacity_tokens)
+        # A new engine is empty, and the largest until it has been heard of.
+        self.capacity = math.inf if snapshot is None else max(1, snapshot.capacity_tokens)
         self.draining = snapshot is not None and snapshot.draining
         self._resident: Mapping[str, Resident] = {} if snapshot is None else snapshot.workflows
         self._resident_anchors: Mapping[str, int] = {} if snapshot is None else snapshot.anchors

@@ -2,34 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from cache_actor.snapshots import Resident
-from serving.routing.known_engine import NOTHING, KnownEngine
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """What work costs, in seconds.
-
-    Attributes:
-        prefill_token_s: to compute a prompt token.
-        host_token_s: to load one from the host instead.
-        running_call_s: what each call that generates costs another one.
-        horizon_calls: calls that a workflow is expected to make yet, each of which finds less where too much lives.
-    """
-
-    prefill_token_s: float = 3.4e-4
-    host_token_s: float = 6.4e-6
-    running_call_s: float = 0.05
-    horizon_calls: float = 8.0
-
-    def __post_init__(self) -> None:
-        if not self.prefill_token_s > 0 or not 0 <= self.host_token_s <= self.prefill_token_s:
-            raise ValueError(
-                f"prefill_token_s is {self.prefill_token_s:g} and host_token_s {self.host_token_s:g}: "
-                "give seconds, and no more for a token from the host than for one that is computed"
-            )
+from cache_actor.snapshots import NOTHING, Resident
+from serving.routing.known_engine import KnownEngine
 
 
 def to_compute(prompt_tokens: int, there: Resident, anchor_tokens: int) -> tuple[int, int]:
@@ -43,7 +17,6 @@ def to_compute(prompt_tokens: int, there: Resident, anchor_tokens: int) -> tuple
 
 
 def cost_s(
-    rates: Rates,
     engine: KnownEngine,
     prompt_tokens: int,
     there: Resident,
@@ -64,6 +37,7 @@ def cost_s(
         new_tokens: of these, what `engine.needed` does not count yet.
         in_flight: calls there as far as is known here.
     """
+    rates = engine.rates
     if there is NOTHING:  # as on most engines
         computed, loaded = prompt_tokens - anchor_tokens if anchor_tokens < prompt_tokens else 0, 0
     else:

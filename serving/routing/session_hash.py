@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from serving.placement import Placement
 from serving.routing.base import Decision, RoutedCall, Router, register
+from serving.routing.placement import Placement
 
 
 @register("session-hash")
@@ -23,10 +23,10 @@ class SessionHash(Router):
 
     def route(self, call: RoutedCall, running: Mapping[str, int], now: float) -> Decision | None:
         known = self._placement.engine_of(call.workflow)
-        engine = self._placement.place(call.workflow, call.anchor, call.tagged, running)
+        engine = self._placement.place(call.workflow, call.anchor, call.tagged, running, call.wanted)
         if engine is None:
             return None
-        return Decision(engine, "sticky" if engine == known else "hash")
+        return Decision(engine, "sticky" if engine == known else "admitted" if engine == call.wanted else "hash")
 
     def release(self, workflow: str) -> None:
         self._placement.release(workflow)

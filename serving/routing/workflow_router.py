@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from cache_actor.snapshots import EngineSnapshot, Resident
-from serving.placement import Placement
 from serving.routing.base import Decision, RoutedCall, Router, Why, register
 from serving.routing.hot_anchors import HotAnchors
 from serving.routing.known_engine import KnownEngine, Sent
+from serving.routing.placement import Placement
+from serving.routing.rates import Rates
 from serving.routing.rehoming import Rehoming, mean_context
-from serving.routing.scoring import Rates, cost_s, to_compute
+from serving.routing.scoring import cost_s, to_compute
 
 # How often the mean context is found anew, in seconds.
 AVERAGE_S = 0.2
@@ -88,7 +89,7 @@ class WorkflowRouter(Router):
             self._rehoming.lost(gone)
         for new in set(wanted) - self._known.keys():
             self._rehoming.came(new)
-        self._known = {name: self._known.get(name) or KnownEngine(name) for name in wanted}
+        self._known = {name: self._known.get(name) or KnownEngine(name, self._rates) for name in wanted}
 
     def drop_engine(self, engine: str) -> None:
         self.set_engines(self._known.keys() - {engine})
@@ -121,7 +122,10 @@ class WorkflowRouter(Router):
 
     def route(self, call: RoutedCall, running: Mapping[str, int], now: float) -> Decision | None:
         home = self._placement.engine_of(call.workflow)
-        choice = self._choose(call, home, running, now)
+        if home is None and call.wanted in self._known:
+            choice: _Choice | None = _Choice(self._known[call.wanted], "admitted")
+        else:
+            choice = self._choose(call, home, running, now)
         wanted = None if choice is None else choice.engine.name
         if home is not None and wanted is not None and wanted != home:
             self._placement.release(call.workflow)
@@ -151,7 +155,7 @@ class WorkflowRouter(Router):
             if not engine.draining:
                 anchor = engine.anchor_tokens(call.agent)
                 there, in_flight = engine.resident(call.workflow), running.get(home, 0)
-                at_home = cost_s(self._rates, engine, call.prompt_tokens, there, anchor, context, 0, in_flight)
+                at_home = cost_s(engine, call.prompt_tokens, there, anchor, context, 0, in_flight)
                 if at_home <= settings.margin_s:  # nobody can be better by as much
                     return _Choice(engine, "sticky")
         others = self._with_room(home, now)
@@ -175,10 +179,15 @@ class WorkflowRouter(Router):
         settings, live = self._settings, self._placement.load()
         bound = math.ceil(settings.workflow_bound * (sum(live.values()) + 1) / max(1, len(live)))
         most = max(settings.few_workflows, bound)
+        if not any(one.is_fresh(now, settings.stale_s) for one in self._known.values()):
+            return []
         return [
             one
             for name, one in self._known.items()
-            if live[name] < most and not one.draining and name != home and one.is_fresh(now, settings.stale_s)
+            if live[name] < most
+            and not one.draining
+            and name != home
+            and (one.is_new(now) or one.is_fresh(now, settings.stale_s))
         ]
 
     def _anchor(self, call: RoutedCall, held: Sequence[int], home: str | None, now: float) -> int:
@@ -199,15 +208,15 @@ class WorkflowRouter(Router):
         in_flight: int,
     ) -> float:
         """Seconds on an engine that is not the workflow's."""
-        rates, there = self._rates, engine.resident(call.workflow)
+        there = engine.resident(call.workflow)
         if parent is not None:
             there = max(there, engine.resident(parent), key=_tokens)
         if held or not anchor:
             counts = held if anchor else 0
-            return cost_s(rates, engine, call.prompt_tokens, there, counts, context, context, in_flight)
+            return cost_s(engine, call.prompt_tokens, there, counts, context, context, in_flight)
         added = context + int(self._settings.team * anchor)
-        cost = cost_s(rates, engine, call.prompt_tokens, there, 0, added, added, in_flight)
-        return cost + (self._settings.team - 1) * anchor * rates.prefill_token_s
+        cost = cost_s(engine, call.prompt_tokens, there, 0, added, added, in_flight)
+        return cost + (self._settings.team - 1) * anchor * engine.rates.prefill_token_s
 
     def _of_equals(self, call: RoutedCall, engines: Sequence[KnownEngine]) -> KnownEngine:
         key = call.workflow if call.tagged else call.anchor or call.workflow

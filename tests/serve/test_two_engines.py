@@ -36,6 +36,57 @@ class TestRouting:
         assert all(len(engines) == 1 for engines in used)
         assert set.union(*used) == {engine["id"] for engine in server.engines()}
 
+    def test_replies_say_why_their_engine_was_chosen(self, server: Server) -> None:
+        first, second = (server.chat(f"call {i}", {"x-workflow-id": "routing-why"}) for i in range(2))
+        assert first.headers["x-forecache-route"] in ("least-loaded", "anchor")
+        assert second.headers["x-forecache-route"] == "sticky"
+
+    def test_an_engine_that_drains_is_left_by_its_workflows_and_cuts_no_call(self, server: Server) -> None:
+        names = [f"draining-{i}" for i in range(6)]
+        homes = {name: server.chat(headers={"x-workflow-id": name}).headers["x-engine-id"] for name in names}
+        left = homes[names[0]]
+
+        def drain(draining: bool) -> None:
+            reply = server.http.post(f"/v1/engines/{left}", json={"draining": draining})
+            assert reply.json() == {"id": left, "draining": draining}
+
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(server.chat, "long", {"x-workflow-id": names[0]}, max_tokens=1500, ignore_eos=True)
+            eventually(lambda: server.engine(left).get("running"), "it runs")
+            drain(True)
+            try:
+                eventually(
+                    lambda: all(
+                        server.chat(headers={"x-workflow-id": name}).headers["x-engine-id"] != left
+                        for name in names[1:]
+                    ),
+                    "those between two calls have moved",
+                )
+                reply = running.result()
+                assert reply.headers["x-engine-id"] == left
+                assert reply.json()["usage"]["completion_tokens"] == 1500
+                eventually(
+                    lambda: server.chat(headers={"x-workflow-id": names[0]}).headers["x-engine-id"] != left,
+                    "the last has moved",
+                )
+                assert server.chat(headers={"x-workflow-id": "draining-new"}).headers["x-engine-id"] != left
+                log = f"/v1/coordinator/workflows/{names[0]}"
+                eventually(
+                    lambda: (
+                        ("left", left)
+                        in [(one["what"], one["engine"]) for one in server.http.get(log).json()["decisions"]]
+                    ),
+                    "what it left behind may go",
+                )
+            finally:
+                drain(False)
+
+    @pytest.mark.parametrize("asked", [{}, {"draining": 1}, {"draining": "yes"}])
+    def test_what_is_no_word_on_draining_is_refused(self, server: Server, asked: dict[str, Any]) -> None:
+        engine = server.engines()[0]["id"]
+        assert server.http.post(f"/v1/engines/{engine}", json=asked).status_code == 400
+        assert server.http.post("/v1/engines/nobody", json={"draining": True}).status_code == 404
+
     def test_untagged_calls_of_one_agent_share_an_engine(self, server: Server) -> None:
         anchor = {"role": "system", "content": "You are the agent that all of these calls belong to."}
         replies = [server.chat(messages=[anchor, {"role": "user", "content": f"question {i}"}]) for i in range(3)]

@@ -20,6 +20,8 @@ class MadeUpEngine:
     epoch: int = 1
     calm: bool = False
     work: Work = field(default_factory=lambda: Work(regret=0, device_tokens=1000, host_tokens=4000))
+    pending_tokens: int = 0
+    draining: bool = False
     evicted: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
@@ -48,6 +50,8 @@ class MadeUpEngine:
             waiting=0,
             pressure=0 if self.calm else next(self.evicted),
             work=self.work,
+            pending_tokens=self.pending_tokens,
+            draining=self.draining,
         )
 
 

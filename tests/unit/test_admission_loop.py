@@ -13,20 +13,18 @@ from serving.admission import Admission, Ticket
 from serving.config import AdmissionConfig
 from serving.limits_feed import LimitsFeed
 
+LIMIT_S = 10.0
+
 
 class CoordinatorOfOneEngine:
-    """Stands where the coordinator's handle does, with its state and its answers."""
+    """Stands where the coordinator does, with its state and its answers."""
 
     def __init__(self, limit: int | None) -> None:
         self.cluster, self.engine, self.now = Cluster(), MadeUpEngine(), 0.0
         self.cluster.hear(self.engine.report(), self.now)
         self.limit = limit
 
-    @property
-    def admission(self) -> CoordinatorOfOneEngine:
-        return self
-
-    async def remote(self, data: bytes) -> bytes:
+    async def take(self, data: bytes) -> bytes:
         report = decode(data)
         self.cluster.engines["e"].limit = self.limit
         self.cluster.hear_ingress(report, self.now)  # type: ignore[arg-type]
@@ -41,13 +39,14 @@ class Loop:
         )
         self.door.refresh()
         self.coordinator = CoordinatorOfOneEngine(limit)
-        self.feed = LimitsFeed(self.coordinator, self.door.report, self.door.apply)
+        self.feed = LimitsFeed(self.coordinator.take, self.door.report, self.door.apply)
 
     async def ask_once(self) -> None:
         task = asyncio.create_task(self.feed.run())
         answers = self.feed.counts["answers"]
-        while self.feed.counts["answers"] == answers:
-            await asyncio.sleep(0)
+        async with asyncio.timeout(LIMIT_S):
+            while self.feed.counts["answers"] == answers:
+                await asyncio.sleep(0)
         task.cancel()
 
     def call(self, workflow: str) -> Ticket:

@@ -10,6 +10,7 @@ from cache_actor.cluster import ENGINE_SILENT_S, Cluster
 from cache_actor.decisions import in_words
 from cache_actor.forecast import compiled
 from cache_actor.messages import EngineReport, Eviction, Receipt, WorkflowSeen
+from cache_actor.snapshots import Resident
 
 ACTIONS = st.lists(
     st.tuples(
@@ -206,9 +207,9 @@ class TestCache:
         )
         cluster.hear(engine.report(cache=[told]), 2.0)
         state = cluster.workflows["w"]
-        assert state.residency["e"] == (130, 5)
+        assert state.residency["e"] == Resident(130, 5)
         cluster.hear(engine.report(cache=[cache_report(evictions=[Eviction("w", "device", "low_value", 90)])]), 3.0)
-        assert state.residency["e"] == (40, 95)
+        assert state.residency["e"] == Resident(40, 95)
         assert not cluster.engines["e"].orders
         told_why = [in_words(one) for one in state.decisions if one[1] in ("receipt", "evicted")]
         assert "clipped: 30 tokens loaded (no room)" in told_why[0]

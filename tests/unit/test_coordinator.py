@@ -62,7 +62,7 @@ class Desk:
         self.coordinator = CacheCoordinator(CoordinatorConfig(**config), predictor)
 
     async def sync(self, report: SyncReport) -> SyncAnswer:
-        answer = decode(await self.coordinator.sync(encode(report)))
+        answer = decode(await self.coordinator.take(encode(report)))
         assert isinstance(answer, SyncAnswer)
         return answer
 
@@ -185,9 +185,7 @@ class TestProtocol:
     @pytest.mark.parametrize("data", [b"", b"\x90", encode(Ask(1, "dump"))])
     async def test_what_is_no_report_is_refused(self, make: Make, data: bytes) -> None:
         with pytest.raises(MessageError):
-            await make(None).coordinator.sync(data)
-        with pytest.raises(MessageError):
-            await make(None).coordinator.admission(data)
+            await make(None).coordinator.take(data)
 
     async def test_the_epoch_of_the_engine_is_answered(self, make: Make) -> None:
         desk = make(None)

@@ -24,7 +24,7 @@ async def test_made_up_engines_report_as_real_ones_do() -> None:
             report = decode(data)
             assert isinstance(report, SyncReport)
             events += len(report.events)
-            answer = decode(await coordinator.sync(data))
+            answer = decode(await coordinator.take(data))
             assert isinstance(answer, SyncAnswer)
             engine.hear(answer)
     status = await coordinator.status()

@@ -41,24 +41,24 @@ def paced(engine: EngineDemand, workflow: str = "w", gap_s: float = 6.0, calls: 
 
 class TestWorkflows:
     def test_nothing_is_asked_of_a_new_engine(self) -> None:
-        assert demand().stats(0, None, 5.0) == EngineStats()
+        assert demand().stats(0, 0.0, None, 5.0) == EngineStats()
 
     def test_one_is_active_while_it_calls_and_for_a_minute_from_its_last_call(self) -> None:
         engine = demand()
         engine.began("a", "w", 10, 0.0)
-        assert engine.stats(0, None, 100.0).workflows == 1
+        assert engine.stats(0, 0.0, None, 100.0).workflows == 1
         engine.over("a", 100.0)
-        assert engine.stats(0, None, 100.0).workflows == 0
+        assert engine.stats(0, 0.0, None, 100.0).workflows == 0
         engine.began("b", "w", 10, 200.0)
         engine.over("b", 201.0)
-        assert engine.stats(0, None, 259.0).workflows == 1
-        assert engine.stats(0, None, 260.0).workflows == 0
+        assert engine.stats(0, 0.0, None, 259.0).workflows == 1
+        assert engine.stats(0, 0.0, None, 260.0).workflows == 0
 
     def test_one_that_has_ended_is_not(self) -> None:
         engine = demand()
         now = paced(engine)
         engine.end("w")
-        assert engine.stats(0, None, now).workflows == 0
+        assert engine.stats(0, 0.0, None, now).workflows == 0
 
     def test_a_call_that_failed_before_it_began_or_ends_twice_changes_nothing(self) -> None:
         engine = demand()
@@ -66,8 +66,8 @@ class TestWorkflows:
         engine.began("a", "w", 10, 2.0)
         engine.over("a", 3.0)
         engine.over("a", 4.0)
-        assert engine.stats(0, None, 4.0).calls == 0
-        assert engine.stats(0, None, 4.0).call_s == 1.0
+        assert engine.stats(0, 0.0, None, 4.0).calls == 0
+        assert engine.stats(0, 0.0, None, 4.0).call_s == 1.0
 
     @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=60))
     def test_no_more_are_remembered_than_the_limit(self, steps: list[tuple[int, bool]]) -> None:
@@ -79,7 +79,7 @@ class TestWorkflows:
                 running[number] = f"r{now}"
             else:
                 engine.over(running.pop(number, "nobody"), float(now))
-        stats = engine.stats(0, None, float(len(steps)))
+        stats = engine.stats(0, 0.0, None, float(len(steps)))
         assert stats.workflows <= 5 + stats.calls
 
 
@@ -87,42 +87,42 @@ class TestForecast:
     def test_without_a_forecast_the_pace_goes_on(self) -> None:
         engine = demand()
         now = paced(engine, gap_s=6.0)
-        assert engine.stats(0, None, now).next_minute == pytest.approx(10)
-        assert engine.stats(0, None, now).call_s == pytest.approx(2.0)
+        assert engine.stats(0, 0.0, None, now).next_minute == pytest.approx(10)
+        assert engine.stats(0, 0.0, None, now).call_s == pytest.approx(2.0)
 
     def test_a_pause_makes_it_slower(self) -> None:
         engine = demand()
         now = paced(engine, gap_s=6.0)
-        assert engine.stats(0, None, now + 28.0).next_minute == pytest.approx(2)
+        assert engine.stats(0, 0.0, None, now + 28.0).next_minute == pytest.approx(2)
 
     def test_of_a_workflow_that_has_called_once_one_more_call_is_expected(self) -> None:
         engine = demand()
         engine.began("a", "w", 10, 0.0)
-        assert engine.stats(0, None, 1.0).next_minute == pytest.approx(1)
+        assert engine.stats(0, 0.0, None, 1.0).next_minute == pytest.approx(1)
 
     @pytest.mark.parametrize(("chance", "calls"), [(1.0, 10), (0.5, 1.0), (0.0, 0.0)])
     def test_a_table_says_how_far_the_workflow_goes(self, chance: float, calls: float) -> None:
         engine = demand()
         now = paced(engine, gap_s=6.0)
         engine.expect(plan({"w": table(chance), "unknown": table(1.0)}), now)
-        assert engine.stats(0, None, now).next_minute == pytest.approx(calls, rel=0.02, abs=1e-6)
+        assert engine.stats(0, 0.0, None, now).next_minute == pytest.approx(calls, rel=0.02, abs=1e-6)
 
     def test_a_table_that_is_taken_back_leaves_the_pace(self) -> None:
         engine = demand()
         now = paced(engine, gap_s=6.0)
         engine.expect(plan({"w": table(0.0)}), now)
         engine.expect(plan({"w": None}), now)
-        assert engine.stats(0, None, now).next_minute == pytest.approx(10)
+        assert engine.stats(0, 0.0, None, now).next_minute == pytest.approx(10)
 
     def test_a_table_that_nobody_renews_lapses(self) -> None:
         engine = demand()
         now = paced(engine, gap_s=30.0)
         engine.expect(plan({"w": table(0.0)}), now)
-        assert engine.stats(0, None, now + LIFE_S - 1).next_minute == 0
+        assert engine.stats(0, 0.0, None, now + LIFE_S - 1).next_minute == 0
         engine.expect(plan({}, renew=True), now + LIFE_S - 1)
         engine.expect(plan({}), now + LIFE_S - 1)
-        assert engine.stats(0, None, now + 2 * LIFE_S - 2).next_minute == 0
-        assert engine.stats(0, None, now + 2 * LIFE_S).next_minute == pytest.approx(2)
+        assert engine.stats(0, 0.0, None, now + 2 * LIFE_S - 2).next_minute == 0
+        assert engine.stats(0, 0.0, None, now + 2 * LIFE_S).next_minute == pytest.approx(2)
 
     @given(st.floats(0, 1), st.floats(0, 1))
     def test_one_that_is_likelier_to_go_on_is_expected_to_call_more(self, one: float, other: float) -> None:
@@ -131,7 +131,7 @@ class TestForecast:
             engine = demand()
             now = paced(engine)
             engine.expect(plan({"w": table(chance)}), now)
-            figures.append(engine.stats(0, None, now).next_minute)
+            figures.append(engine.stats(0, 0.0, None, now).next_minute)
         assert figures[0] <= figures[1] + 1e-6
 
 
@@ -140,12 +140,12 @@ class TestPoolsAndPrompts:
         engine = demand()
         for number, tokens in enumerate((1, 20, 300)):
             engine.began(f"r{number}", f"w{number}", tokens, float(number))
-        assert [engine.stats(waiting, None, 3.0).pending_tokens for waiting in range(5)] == [0, 300, 320, 321, 321]
+        assert [engine.stats(waiting, 0.0, None, 3.0).pending_tokens for waiting in range(5)] == [0, 300, 320, 321, 321]
 
     def test_the_share_of_the_pool_that_living_workflows_fill(self) -> None:
-        assert demand().stats(0, POOLS, 0.0).active_share == pytest.approx(0.3)
-        assert demand().stats(0, POOLS | {"device_active": 2000}, 0.0).active_share == 1.0
+        assert demand().stats(0, 0.0, POOLS, 0.0).active_share == pytest.approx(0.3)
+        assert demand().stats(0, 0.0, POOLS | {"device_active": 2000}, 0.0).active_share == 1.0
 
     def test_without_pools_or_who_is_in_them_it_is_not_known(self) -> None:
         for pools in (None, {}, {"free": 0, "evictable": 0, "locked": 0, "device_active": 0}):
-            assert demand().stats(0, pools, 0.0).active_share is None
+            assert demand().stats(0, 0.0, pools, 0.0).active_share is None

@@ -41,7 +41,7 @@ from cache_actor.messages import (
     identity_fields,
     identity_from_fields,
 )
-from cache_actor.snapshot_messages import EngineDelta, SnapshotDelta
+from cache_actor.snapshot_messages import EngineDelta, SnapshotDelta, SnapshotsAsked
 
 COUNTS = st.integers(0, 2**63 - 1)
 INTEGERS = st.integers(-(2**63), 2**63 - 1)
@@ -114,6 +114,8 @@ DELTAS = st.builds(
     COUNTS,
     COUNTS,
     st.booleans(),
+    FLOATS,
+    FLOATS,
 )
 MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     Beat: st.builds(Beat, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, COUNTS, FLOATS, COUNTS, WORK),
@@ -136,8 +138,10 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         COUNTS,
         COUNTS,
         WORK,
+        COUNTS,
+        st.booleans(),
     ),
-    SyncAnswer: st.builds(SyncAnswer, COUNTS, st.booleans(), st.none() | PLANS),
+    SyncAnswer: st.builds(SyncAnswer, COUNTS, st.booleans(), st.none() | PLANS, FLOATS),
     WorkflowsEnded: st.builds(WorkflowsEnded, st.lists(NAMES, max_size=4)),
     Ask: st.builds(Ask, COUNTS, NAMES),
     Told: st.builds(Told, COUNTS, NAMES),
@@ -154,8 +158,9 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
     AdmissionAnswer: st.builds(
         AdmissionAnswer, st.dictionaries(SHORT, st.none() | COUNTS, max_size=3), st.lists(IDLE, max_size=3)
     ),
+    SnapshotsAsked: st.builds(SnapshotsAsked, INTEGERS),
     SnapshotDelta: st.builds(
-        SnapshotDelta, COUNTS, st.booleans(), st.lists(DELTAS, max_size=2), st.lists(SHORT, max_size=2)
+        SnapshotDelta, COUNTS, FLOATS, st.booleans(), st.lists(DELTAS, max_size=2), st.lists(SHORT, max_size=2)
     ),
 }
 ANY_MESSAGE = st.one_of(*MESSAGES.values())
@@ -198,8 +203,10 @@ SYNC: list[Any] = [
     1,
     9,
     WORK_PARTS,
+    800,
+    True,
 ]
-SYNC_ANSWER: list[Any] = ["sync_answer", 3, False, PLAN[1:]]
+SYNC_ANSWER: list[Any] = ["sync_answer", 3, False, PLAN[1:], 2.5]
 ENDED: list[Any] = ["ended", ["w", "v"]]
 ASK: list[Any] = ["ask", 4, "dump"]
 TOLD: list[Any] = ["told", 4, "{}"]
@@ -207,8 +214,9 @@ GATE_EVENT: list[Any] = ["w", "let_in", "e", 2.5, 1.5]
 ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT]]
 IDLE_PARTS: list[Any] = ["w", 300, 1.5, 2.0]
 ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS]]
-DELTA: list[Any] = ["e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False]
-SNAPSHOTS: list[Any] = ["snapshots", 3, True, [DELTA], ["f"]]
+DELTA: list[Any] = ["e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False, 0.25, 0.5]
+SNAPSHOTS_ASKED: list[Any] = ["snapshots_asked", -1]
+SNAPSHOTS: list[Any] = ["snapshots", 3, 2.75, True, [DELTA], ["f"]]
 EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000)
 EXAMPLE_PLAN = EnginePlan(
     plan=1,
@@ -256,9 +264,11 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
             waiting=1,
             pressure=9,
             work=EXAMPLE_WORK,
+            pending_tokens=800,
+            draining=True,
         ),
     ),
-    (SYNC_ANSWER, SyncAnswer(3, False, EXAMPLE_PLAN)),
+    (SYNC_ANSWER, SyncAnswer(3, False, EXAMPLE_PLAN, 2.5)),
     (ENDED, WorkflowsEnded(["w", "v"])),
     (ASK, Ask(4, "dump")),
     (TOLD, Told(4, "{}")),
@@ -267,12 +277,14 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
         AdmissionReport("i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)]),
     ),
     (ADMISSION_ANSWER, AdmissionAnswer({"e": 2, "f": None}, [IdleWorkflow("w", 300, 1.5, 2.0)])),
+    (SNAPSHOTS_ASKED, SnapshotsAsked(-1)),
     (
         SNAPSHOTS,
         SnapshotDelta(
             3,
+            2.75,
             True,
-            [EngineDelta("e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False)],
+            [EngineDelta("e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False, 0.25, 0.5)],
             ["f"],
         ),
     ),

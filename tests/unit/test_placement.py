@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections import Counter
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from serving.placement import Placement, placement_named
+from serving.routing.placement import Placement
 
 BOUND = 1.25
 MAX_WORKFLOWS = 12
@@ -211,51 +209,3 @@ class TestEnginesComeAndGo:
         placement = placed(ENGINES)
         placement.set_engines(engine for engine in ENGINES if engine in placement.engines())
         assert len(placement.engines()) == len(ENGINES)
-
-
-class TestThreads:
-    @pytest.mark.timeout(60)
-    def test_eight_threads_leave_the_counts_right(self) -> None:
-        placement = placed(ENGINES[:4])
-        errors: list[BaseException] = []
-
-        def work(number: int) -> None:
-            try:
-                for i in range(400):
-                    placement.place(f"w{number}-{i}", None, tagged=i % 3 > 0)
-                    placement.place(f"shared-{i}", "planner", tagged=False)
-                    if i % 7 == 0:
-                        placement.drop_engine(ENGINES[number % 4])
-                    elif i % 7 == 3:
-                        placement.set_engines(ENGINES[:4])
-                    if i % 2:
-                        placement.release(f"w{number}-{i}")
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not errors
-        placement.set_engines(ENGINES[:4])
-        names = [f"w{n}-{i}" for n in range(8) for i in range(400)] + [f"shared-{i}" for i in range(400)]
-        found = Counter(placement.engine_of(name) for name in names)
-        del found[None]
-        assert found == Counter({engine: load for engine, load in placement.load().items() if load})
-
-    def test_a_dropped_engine_takes_no_other_with_it(self) -> None:
-        """An engine that arrives while another is dropped stays."""
-        for _ in range(200):
-            placement = placed(["a", "b"])
-            dropping = threading.Thread(target=placement.drop_engine, args=("a",))
-            dropping.start()
-            placement.set_engines(["a", "b", "c"])
-            dropping.join()
-            assert {"b", "c"} <= set(placement.engines())
-
-
-def test_a_name_means_one_placement_in_a_process() -> None:
-    assert placement_named("test-one") is placement_named("test-one")
-    assert placement_named("test-one") is not placement_named("test-other")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from snapshots_of_engines import ENGINES, WORKFLOWS, snapshot
 
 from cache_actor.snapshots import Resident
 from serving.routing import RoutedCall, make_router
+from serving.routing.known_engine import NEW_S
 from serving.routing.workflow_router import WorkflowRouter
 
 CALL = RoutedCall("w", "planner", 2000)
@@ -162,10 +164,18 @@ class TestWithoutNews:
         tell(router, {other: {"workflows": {"w": Resident(2000)}}}, at=100.0)
         assert went(router, now=100.0) == (home, "sticky")
 
-    def test_an_engine_that_has_not_said_anything_gets_nothing_new(self) -> None:
+    def test_a_new_engine_is_taken_for_an_idle_one_until_it_has_been_silent_for_too_long(self) -> None:
         router = told({"a": {"pending_tokens": 50_000}})
-        router.set_engines(["a", "silent"])
-        assert went(router) == ("a", "least-loaded")
+        router.set_engines(["a", "new"])
+        assert went(router, replace(CALL, workflow="first")) == ("new", "least-loaded")
+        tell(router, {"a": {"pending_tokens": 50_000}}, at=NEW_S + 1)
+        assert went(router, now=NEW_S + 1) == ("a", "least-loaded")
+
+    def test_what_was_sent_is_not_kept_for_ever_when_no_snapshots_come(self) -> None:
+        router = told({"a": {}})
+        for second in range(1000):
+            went(router, now=float(second))
+        assert len(router._known["a"]._sent) < 20
 
     def test_a_snapshot_that_is_older_than_what_is_known_changes_nothing(self) -> None:
         router = told({"a": {}, "b": {}}, version=5)

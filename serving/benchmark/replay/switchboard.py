@@ -14,7 +14,8 @@ from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import ModelEngine
 from serving.benchmark.workloads import Workflow, Workload
 from serving.routing import RoutedCall, Router, make_router
-from serving.routing.scoring import Rates, to_compute
+from serving.routing.rates import Rates
+from serving.routing.scoring import to_compute
 
 # How often engines are looked at for the router, in seconds: coordinators hear of them as often.
 PERIOD_S = 0.2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 from serving.benchmark.routers.power_of_two import PowerOfTwo
 from serving.routing.base import Decision, RoutedCall, Router, register
@@ -97,6 +98,8 @@ class PrefixAffinity(Router):
             `eviction_interval_s`. Ray counts characters and by default evicts nothing.
         seed: of the choices by chance.
     """
+
+    reads_prompts: ClassVar[bool] = True
 
     def __init__(
         self,

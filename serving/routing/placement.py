@@ -1,10 +1,9 @@
-"""Which engine a workflow lives on: the decision behind `serving.router`, pure and thread-safe."""
+"""Which engine a workflow lives on: the decision behind the session hash. Pure."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
 
@@ -27,39 +26,32 @@ class Placement:
     def __init__(self, overload_bound: float = 1.25, max_workflows: int = 100_000) -> None:
         self._bound = overload_bound
         self._max = max_workflows
-        self._lock = threading.Lock()
         self._engine_of: OrderedDict[str, str] = OrderedDict()
         self._load: dict[str, int] = {}
 
     def engines(self) -> list[str]:
-        with self._lock:
-            return list(self._load)
+        return list(self._load)
 
     def load(self) -> dict[str, int]:
         """Live workflows by engine."""
-        with self._lock:
-            return dict(self._load)
+        return dict(self._load)
 
     def engine_of(self, workflow: str) -> str | None:
-        with self._lock:
-            return self._engine_of.get(workflow)
+        return self._engine_of.get(workflow)
 
     def set_engines(self, engines: Iterable[str]) -> None:
         """The engines that exist now. The workflows of one that is gone are placed anew at their next call."""
         wanted = set(engines)
-        with self._lock:
-            self._keep(wanted)
+        self._keep(wanted)
 
     def drop_engine(self, engine: str) -> None:
-        with self._lock:
-            self._keep(self._load.keys() - {engine})
+        self._keep(self._load.keys() - {engine})
 
     def release(self, workflow: str) -> None:
         """The workflow has ended: it no longer counts, and may be placed elsewhere if it comes back."""
-        with self._lock:
-            engine = self._engine_of.pop(workflow, None)
-            if engine is not None:
-                self._load[engine] -= 1
+        engine = self._engine_of.pop(workflow, None)
+        if engine is not None:
+            self._load[engine] -= 1
 
     def place(
         self,
@@ -78,16 +70,15 @@ class Placement:
             calls: calls in flight by engine, for the least loaded; an engine that is not in it has none.
             wanted: where it is to go if it has no engine yet, whatever else is said here, if that one is there.
         """
-        with self._lock:
-            engine = self._engine_of.get(workflow)
-            if engine is None and self._load:
-                engine = wanted if wanted in self._load else self._choose(workflow if tagged else anchor, calls or {})
-                self._engine_of[workflow] = engine
-                self._load[engine] += 1
-                self._forget_oldest()
-            if engine is not None:
-                self._engine_of.move_to_end(workflow)
-            return engine
+        engine = self._engine_of.get(workflow)
+        if engine is None and self._load:
+            engine = wanted if wanted in self._load else self._choose(workflow if tagged else anchor, calls or {})
+            self._engine_of[workflow] = engine
+            self._load[engine] += 1
+            self._forget_oldest()
+        if engine is not None:
+            self._engine_of.move_to_end(workflow)
+        return engine
 
     def _keep(self, wanted: Set[str]) -> None:
         if wanted == self._load.keys():
@@ -114,13 +105,3 @@ class Placement:
 def _weight(key: str, engine: str) -> bytes:
     """Rendezvous weight (Thaler and Ravishankar 1998): each pair draws a number, the highest wins."""
     return hashlib.blake2b(f"{engine}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
-
-
-_PLACEMENTS: dict[str, Placement] = {}
-_PLACEMENTS_LOCK = threading.Lock()
-
-
-def placement_named(name: str, overload_bound: float = 1.25, max_workflows: int = 100_000) -> Placement:
-    """The placement that router and ingress of this process share; made at the first call, whoever makes it."""
-    with _PLACEMENTS_LOCK:
-        return _PLACEMENTS.setdefault(name, Placement(overload_bound, max_workflows))

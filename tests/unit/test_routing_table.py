@@ -1,0 +1,276 @@
+"""The routing table: one answer a call, engines that come, go and are lost, and two threads that ask."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from snapshots_of_engines import snapshot
+
+from cache_actor.messages import RequestIdentity
+from cache_actor.snapshots import Resident
+from serving.calls import EngineCall
+from serving.routing import Decision, make_router
+from serving.routing_table import LOST_S, RoutingTable, routing_table
+
+ENGINES = ["a", "b", "c"]
+
+
+@dataclass
+class Clock:
+    now: float = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def call(rid: str, workflow: str = "w", agent: str = "planner", prompt: str = "Speak.", **more: Any) -> EngineCall:
+    identity = RequestIdentity(workflow, agent, source="header")
+    return EngineCall("completion", {"prompt": prompt}, identity, rid, **more)
+
+
+@dataclass
+class Desk:
+    router: str = "workflow"
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        self.table = RoutingTable(make_router(self.router), clock=self.clock)
+        self.table.set_engines(ENGINES)
+
+    def see(self, *resident: tuple[str, str], **fields: Any) -> None:
+        """All engines are heard of: who has which workflow."""
+        self.clock.now += 0.2
+        for engine in ENGINES:
+            held = {workflow: Resident(5000) for where, workflow in resident if where == engine}
+            said = {"workflows": held, "capacity_tokens": 100_000} | fields.get(engine, {})
+            self.table.see([snapshot(engine, round(self.clock.now * 1000), self.clock.now, **said)])
+
+    def decided(self, asked: EngineCall) -> Decision:
+        decision = self.table.decide(asked)
+        assert decision is not None
+        return decision
+
+
+@pytest.mark.parametrize("router", ["workflow", "session-hash", "serving.benchmark.routers.power_of_two:PowerOfTwo"])
+class TestAnyRouter:
+    def test_whoever_asks_for_a_call_gets_one_answer_and_it_counts_once(self, router: str) -> None:
+        desk = Desk(router)
+        first = desk.decided(call("r"))
+        assert all(desk.decided(call("r")) is first for _ in range(20))
+        assert sum(desk.table.counts.values()) == 1
+        assert desk.table.load() == {engine: int(engine == first.engine) for engine in ENGINES}
+
+    def test_without_engines_there_is_no_answer_and_one_comes_with_the_first(self, router: str) -> None:
+        desk = Desk(router)
+        desk.table.set_engines([])
+        assert desk.table.decide(call("r")) is None
+        assert desk.table.engines() == []
+        desk.table.set_engines(["b"])
+        assert desk.decided(call("r")).engine == "b"
+
+    def test_a_call_whose_engine_is_lost_gets_another_and_the_lost_one_comes_back_later(self, router: str) -> None:
+        desk = Desk(router)
+        lost = desk.decided(call("r")).engine
+        desk.table.drop_engine(lost)
+        assert desk.decided(call("r")).engine != lost
+        desk.table.set_engines(ENGINES)  # Serve still names it, for it has not noticed
+        assert lost not in desk.table.engines()
+        desk.clock.now += LOST_S + 0.1
+        assert desk.table.engines() == ENGINES
+
+    def test_the_last_engine_is_lost_as_well(self, router: str) -> None:
+        desk = Desk(router)
+        for engine in ENGINES:
+            desk.table.drop_engine(engine)
+        assert desk.table.decide(call("r")) is None
+
+    def test_an_engine_that_serve_names_no_more_is_not_waited_for(self, router: str) -> None:
+        desk = Desk(router)
+        desk.table.drop_engine("a")
+        desk.table.set_engines(["b"])
+        desk.table.set_engines(ENGINES)
+        assert desk.table.engines() == ENGINES
+
+
+class TestWorkflows:
+    def test_a_workflow_goes_where_its_context_is_and_stays(self) -> None:
+        desk = Desk()
+        desk.see(("b", "w"))
+        assert desk.decided(call("r", prompt="x" * 20_000)) == Decision("b", "resident")
+        desk.table.over(call("r"))
+        desk.see(("b", "w"))
+        assert desk.decided(call("s", prompt="x" * 20_000)) == Decision("b", "sticky")
+        assert desk.table.engine_of("w") == "b"
+
+    def test_one_that_was_let_in_goes_to_its_place(self) -> None:
+        desk = Desk()
+        desk.see(("b", "w"))
+        assert desk.decided(call("r", wanted="c")) == Decision("c", "admitted")
+        assert desk.decided(call("s", wanted="a")).engine == "c"
+        desk.table.drop_engine("c")
+        assert desk.decided(call("t", wanted="c")).engine != "c"
+
+    def test_stale_snapshots_leave_it_to_the_hash(self) -> None:
+        desk = Desk()
+        desk.see(("b", "w"))
+        desk.clock.now += 60
+        assert desk.decided(call("r")).why == "hash"
+
+    def test_idle_workflows_leave_an_engine_that_drains(self) -> None:
+        desk = Desk()
+        desk.see(("b", "w"))
+        assert desk.decided(call("r", prompt="x" * 20_000)).engine == "b"
+        desk.table.over(call("r"))
+        desk.see(("b", "w"), b={"draining": True})
+        desk.table.rehome()
+        assert desk.table.counts["rehomed"] == 1
+        assert desk.decided(call("s", prompt="x" * 20_000)).engine != "b"
+
+    def test_ended_workflows_count_no_more(self) -> None:
+        desk = Desk()
+        desk.decided(call("r"))
+        desk.table.release("w")
+        assert sum(desk.table.load().values()) == 0
+        assert desk.table.engine_of("w") is None
+
+    def test_the_longest_unused_is_forgotten_beyond_the_limit(self) -> None:
+        table = RoutingTable(make_router("session-hash"), max_workflows=2)
+        table.set_engines(ENGINES)
+        for name in ("x", "y", "x", "z"):
+            table.decide(call(f"r-{name}-{table.counts}", name))
+        assert table.engine_of("y") is None
+        assert table.engine_of("x")
+        assert table.engine_of("z")
+
+
+class TestPrompts:
+    def test_lengths_are_learned_from_what_engines_count(self) -> None:
+        desk = Desk()
+        for number in range(100):
+            asked = call(f"r{number}", prompt="x" * 1000)
+            desk.decided(asked)
+            desk.table.counted(asked, 900)
+            desk.table.over(asked)
+        routed, characters = desk.table._asked(call("s", prompt="x" * 2000))
+        assert characters == 2000
+        assert routed.prompt_tokens == pytest.approx(1800, rel=0.01)
+        assert routed.pieces == ()
+
+    @given(
+        st.dictionaries(
+            st.sampled_from(["messages", "prompt", "tools"]),
+            st.recursive(
+                st.none() | st.text(max_size=9) | st.integers(),
+                lambda inner: (
+                    st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["content", "text"]), inner)
+                ),
+                max_leaves=8,
+            ),
+        )
+    )
+    def test_any_body_can_be_routed(self, body: dict[str, Any]) -> None:
+        table = RoutingTable(make_router("serving.benchmark.routers.prefix_affinity:PrefixAffinity"))
+        table.set_engines(ENGINES)
+        assert table.decide(replace(call("r"), body=body)) is not None
+
+
+class Story(RuleBasedStateMachine):
+    """Whatever happens in whatever order, calls go to engines that are there, and nothing is left of what is over."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.desk = Desk()
+        self.open: dict[str, EngineCall] = {}
+        self.number = 0
+
+    @rule(workflow=st.sampled_from("uvwxyz"))
+    def come(self, workflow: str) -> None:
+        self.number += 1
+        asked = call(f"r{self.number}", workflow)
+        decision = self.desk.table.decide(asked)
+        assert (decision is None) == (not self.desk.table.engines())
+        if decision is not None:
+            assert decision.engine in self.desk.table.engines()
+            self.open[asked.rid] = asked
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        self.desk.table.over(self.open.pop(data.draw(st.sampled_from(sorted(self.open)))))
+
+    @rule(engine=st.sampled_from(ENGINES))
+    def lose(self, engine: str) -> None:
+        self.desk.table.drop_engine(engine)
+
+    @rule(engines=st.sets(st.sampled_from(ENGINES)))
+    def name(self, engines: set[str]) -> None:
+        self.desk.table.set_engines(engines)
+
+    @rule(workflow=st.sampled_from("uvwxyz"))
+    def end(self, workflow: str) -> None:
+        self.desk.table.release(workflow)
+
+    @rule(seconds=st.sampled_from([0.1, 3.0, 10.0]), draining=st.booleans())
+    def pass_time(self, seconds: float, draining: bool) -> None:
+        self.desk.clock.now += seconds
+        self.desk.see(b={"draining": draining})
+        self.desk.table.rehome()
+
+    @invariant()
+    def counts_are_those_of_open_calls(self) -> None:
+        table = self.desk.table
+        assert set(table.load()) == set(table.engines())
+        assert all(count >= 0 for count in table._running.values())
+        assert sum(table._running.values()) == len(table._flights) <= len(self.open)
+
+
+TestStory = Story.TestCase
+
+
+@pytest.mark.timeout(60)
+def test_eight_threads_leave_the_counts_right() -> None:
+    table = RoutingTable(make_router("workflow"))
+    table.set_engines(ENGINES)
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for i in range(300):
+                asked = call(f"r{number}-{i}", f"w{i % 50}")
+                table.decide(asked)
+                if i % 7 == 0:
+                    table.drop_engine(ENGINES[number % 3])
+                elif i % 7 == 3:
+                    table.set_engines(ENGINES)
+                table.rehome()
+                table.over(asked)
+                table.release(f"w{i % 50}")
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert table._flights == {}
+    assert sum(table.load().values()) == 0
+    assert not any(table._running.values())
+
+
+def test_all_who_name_a_table_in_a_process_share_it() -> None:
+    assert routing_table("shared here", "session-hash") is routing_table("shared here")
+    assert routing_table("shared here") is not routing_table("another", "session-hash")
+
+
+@pytest.mark.parametrize("name", ["fastest", "serving.routing:Nobody", "no.such.module:Router", "serving.calls:Reply"])
+def test_a_router_that_cannot_be_made_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=r"router '"):
+        routing_table(f"never {name}", name)

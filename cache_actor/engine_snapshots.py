@@ -28,9 +28,9 @@ def snapshots_of(cluster: Cluster, now: float) -> list[EngineSnapshot]:
     """One of each engine that has said how large it is."""
     workflows: dict[str, dict[str, Resident]] = {engine: {} for engine in cluster.engines}
     for state in itertools.islice(reversed(cluster.workflows.values()), WORKFLOWS_TOLD):
-        for engine, there in state.residency.items():
-            if engine in workflows:
-                workflows[engine][state.id] = there
+        for name, there in state.residency.items():
+            if name in workflows:
+                workflows[name][state.id] = there
     engines = [engine for engine in cluster.engines.values() if engine.work.device_tokens > 0]
     anchors = {engine.id: _anchors(cluster, engine, now) for engine in engines}
     turns = math.ceil(len(engines) / COUNTED_IN_TURNS)

@@ -22,6 +22,7 @@ from serving.sglang_plugin.channel import ADDRESS_VARIABLE
 from serving.sglang_plugin.plans import ADDRESS_VARIABLE as PLANS_VARIABLE
 from serving.sglang_plugin.platform import ForecacheCpuPlatform
 from serving.sglang_plugin.settings import CacheSettings
+from serving.storage import prepare_storage, storage_root
 
 logger = logging.getLogger("forecache")
 
@@ -56,6 +57,10 @@ def start_engine(
     model_path = prepare_model(config.model)
     on_cpu = isinstance(current_platform, ForecacheCpuPlatform)
     arguments = engine_arguments(config, model_path, on_cpu)
+    if (root := storage_root(config)) is not None:
+        folder = prepare_storage(root, config.model.served_name, model_path, arguments)
+        arguments["file_storage_path"] = str(folder)
+        os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)  # would be used instead
     if on_cpu:
         _share_cores(int(arguments.get("tp_size", 1)) * int(arguments.get("pp_size", 1)))
     listed = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()))

@@ -10,10 +10,11 @@ from typing import Any
 
 from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
 from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.mem_cache.utils import get_native_hash
 from sglang.srt.platforms import current_platform
 
 from serving.config import AppConfig
-from serving.engine_args import engine_arguments
+from serving.engine_args import EngineArgumentError, engine_arguments
 from serving.learned import LearnedFile
 from serving.models import prepare_model
 from serving.openai_api import OpenAIApi, RecordingTokenizerManager
@@ -57,6 +58,8 @@ def start_engine(
     model_path = prepare_model(config.model)
     on_cpu = isinstance(current_platform, ForecacheCpuPlatform)
     arguments = engine_arguments(config, model_path, on_cpu)
+    if arguments.get("hicache_storage_backend") is not None:
+        _check_page_hashes()
     if (root := storage_root(config)) is not None:
         folder = prepare_storage(root, config.model.served_name, model_path, arguments)
         arguments["file_storage_path"] = str(folder)
@@ -85,6 +88,17 @@ def start_engine(
     # SGLang's own watchdog would end this process before it could answer anybody; the replica watches instead.
     engine.tokenizer_manager._subprocess_watchdog.stop()
     return engine
+
+
+def _check_page_hashes() -> None:
+    """SGLang builds what names pages from C++ at the first use; without it its scheduler would end there."""
+    try:
+        get_native_hash([1], None, 1)
+    except Exception as error:  # whatever a compiler, a linker or a loader says
+        raise EngineArgumentError(
+            "engine.hicache_storage_backend needs a C++ compiler, ninja and OpenSSL's headers where engines run: "
+            f"{error}: {error.__cause__}"
+        ) from error
 
 
 def _share_cores(ranks: int) -> None:

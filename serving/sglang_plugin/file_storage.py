@@ -82,24 +82,22 @@ class PageFiles(HiCacheFile):
         now = time.monotonic()
         if now < self._resting_until:
             return False
-        stored = self._has(key, value) or super().set(key, value, target_location, target_sizes)
+        self._tidy(key, value)
+        stored: bool = super().set(key, value, target_location, target_sizes)
         if not stored:
             self._resting_until = now + PAUSE_S
             with contextlib.suppress(OSError):  # somebody may have removed the folder
                 Path(self.file_path).mkdir(mode=0o700, parents=True, exist_ok=True)
         return stored
 
-    def _has(self, key: str, value: Any) -> bool:
-        """Whether the page is stored already, which is a use of it. A file of another size goes."""
+    def _tidy(self, key: str, value: Any) -> None:
+        """A page that is stored already is used; a file of another size in its place goes."""
         path = self._path(key)
-        try:
+        with contextlib.suppress(OSError):  # there is none, or SGLang will say what is wrong with it
             if path.stat().st_size == value.numel() * value.element_size():
                 os.utime(path)
-                return True
-            path.unlink()
-        except OSError:  # there is none, or SGLang will say what is wrong with it
-            pass
-        return False
+            else:
+                path.unlink()
 
     def _path(self, key: str) -> Path:
         return Path(self.file_path) / f"{self._get_suffixed_key(key)}.bin"

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_under_test import CONFIG, run_engine
 from storage_jobs import CONTEXT, HARMS, NEXT, PAGE_TOKENS, STORED_TOKENS
+
+from serving.config import AppConfig
+from serving.engine_args import EngineArgumentError
+from serving.run_directory import RunDirectory
 
 STORING: dict[str, Any] = {
     "page_size": PAGE_TOKENS,
@@ -15,11 +20,14 @@ STORING: dict[str, Any] = {
 }
 
 
+def storing(folder: Path) -> AppConfig:
+    return CONFIG.model_copy(update={"engine": CONFIG.engine | STORING | {"file_storage_path": str(folder)}})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the first engine and, when it is gone, the second have seen."""
-    folder = tmp_path_factory.mktemp("storage")
-    config = CONFIG.model_copy(update={"engine": CONFIG.engine | STORING | {"file_storage_path": str(folder)}})
+    config = storing(tmp_path_factory.mktemp("storage"))
     return {job: run_engine(config, f"{job} storage") for job in ("keep in", "load from")}
 
 
@@ -66,3 +74,30 @@ class TestBrokenStorage:
         computed, again = loaded[harm]
         assert computed["storage" if "storage" in computed else "cached_tokens"] == 0
         assert computed["text"] == again["text"] == loaded["loaded"]["text"]
+
+
+class TestStorageThatCannotWork:
+    """It is an error before anything is started."""
+
+    @staticmethod
+    def error_of_start(folder: Path, run_directory: Path) -> str:
+        from serving.sglang_engine import start_engine
+
+        with pytest.raises(EngineArgumentError) as caught:
+            start_engine(storing(folder), "test", "", "", RunDirectory(run_directory))
+        return str(caught.value)
+
+    def test_a_folder_that_cannot_be_made(self, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        assert "file_storage_path" in self.error_of_start(tmp_path / "file" / "kv", tmp_path)
+
+    def test_a_machine_that_cannot_build_the_names_of_pages(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def no_compiler(*args: Any) -> None:
+            raise RuntimeError("Failed to load HiCache native hash extension") from OSError("no c++")
+
+        monkeypatch.setattr("serving.sglang_engine.get_native_hash", no_compiler)
+        error = self.error_of_start(tmp_path / "kv", tmp_path)
+        assert "C++ compiler" in error
+        assert "no c++" in error

@@ -58,6 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "pages of 16, overlap scheduling, storage": {
         "page_size": 16,
         "disable_overlap_schedule": False,
+        "hicache_ratio": 1.2,  # so little that the host loses what storage keeps
         "hicache_storage_backend": "file",
         "hicache_storage_backend_extra_config": '{"prefetch_threshold": 64}',
     },

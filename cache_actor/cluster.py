@@ -211,7 +211,7 @@ class Cluster:
         state = self.workflows.get(event.workflow)
         if event.over:
             self.counts["calls_over"] += 1
-            for name in ("hit_device", "hit_host", "prompt_tokens", "output_tokens"):
+            for name in ("hit_device", "hit_host", "hit_storage", "prompt_tokens", "output_tokens"):
                 self.counts[name] += getattr(event, name)
             if state is not None:
                 state.path.over(event.agent, event.at, event.prompt_tokens, event.output_tokens)

@@ -216,7 +216,7 @@ class CallEvent:
 
     at: when, in seconds since 1970 by the engine's machine.
     prompt_tokens: 0 while it is not known.
-    output_tokens, hit_device, hit_host: known when it is over; 0 for one that failed or was aborted.
+    output_tokens, hit_device, hit_host, hit_storage: known when it is over; 0 for one that failed or was aborted.
     """
 
     workflow: str
@@ -228,6 +228,7 @@ class CallEvent:
     hit_device: int = 0
     hit_host: int = 0
     parent: str | None = None
+    hit_storage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

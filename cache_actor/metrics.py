@@ -22,6 +22,7 @@ _SINGLE = {
     "output_tokens": "Tokens of their outputs.",
     "hit_device": "Prompt tokens found on the device.",
     "hit_host": "Prompt tokens found on the host.",
+    "hit_storage": "Prompt tokens loaded from the storage backend.",
     "cache_regret": "Prompt tokens computed again that had been evicted.",
     "warm_ups_done": "Anchors warmed up.",
     "plans": "Plans made.",

@@ -77,6 +77,7 @@ class CallLog:
                 usage.hit_device,
                 usage.hit_host,
                 identity.parent,
+                usage.hit_storage,
             )
         )
 

@@ -46,6 +46,7 @@ class Usage:
     output_tokens: int = 0
     hit_device: int = 0
     hit_host: int = 0
+    hit_storage: int = 0
 
 
 @dataclass(frozen=True, slots=True)

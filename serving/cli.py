@@ -10,7 +10,7 @@ import typer
 
 from serving.admission_view import admission
 from serving.benchmark.commands import calibrate, compare, convert, hits, report, validate
-from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, router, soak
+from serving.benchmark.cost_commands import cache_cost, chaos, coordinator_cost, predictor, router, soak, storage
 from serving.benchmark.curves_command import predictor_curves
 from serving.benchmark.driver.command import overhead, run
 from serving.benchmark.replay.admission_command import admission as admission_study
@@ -57,6 +57,7 @@ bench.command("predictor")(predictor)
 bench.command("chaos")(chaos)
 bench.command("coordinator")(coordinator_cost)
 bench.command("router")(router)
+bench.command("storage")(storage)
 
 
 @app.command("prepare")

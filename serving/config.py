@@ -255,6 +255,11 @@ class CacheConfig(StrictModel):
         50_000.0, description="What the link from the host moves, in tokens per second, until loads have been measured."
     )
 
+    storage_gb: PositiveFloat = Field(
+        100.0,
+        description="What `engine.file_storage_path` may hold, all models and engines together, in GB; what was used "
+        "longest ago goes. A twentieth of its file system stays free in any case.",
+    )
     learned_dir: str | None = Field(
         None,
         description="Folder for what `reuse` has learned, a small file a model, safe to lose; by default in "

@@ -130,8 +130,11 @@ def screen(status: dict[str, Any], latest: list[dict[str, Any]]) -> Group:
     prompt = counts.get("prompt_tokens", 0)
     hits = ""
     if prompt:
-        device, host = counts.get("hit_device", 0) / prompt, counts.get("hit_host", 0) / prompt
-        hits = f"; hits {device + host:.1%} (device {device:.1%}, host {host:.1%})"
+        shares = {tier: counts.get(f"hit_{tier}", 0) / prompt for tier in ("device", "host", "storage")}
+        if not shares["storage"]:
+            del shares["storage"]
+        each = ", ".join(f"{tier} {share:.1%}" for tier, share in shares.items())
+        hits = f"; hits {sum(shares.values()):.1%} ({each})"
     serving = predictor.get("error") or predictor.get("model") or "none"
     head = Text(f"coordinator {status['mode']}; {status['workflows']} workflows{hits}\npredictor: {serving}")
     if accuracy:

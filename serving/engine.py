@@ -32,6 +32,7 @@ from serving.plan_sender import PlanSender
 from serving.processes import end_processes
 from serving.run_directory import RunDirectory
 from serving.sglang_plugin.channel import EventReceiver, new_address
+from serving.storage import keep_swept, storage_root
 
 logger = logging.getLogger("forecache")
 
@@ -79,6 +80,8 @@ class EngineReplica:
         self._health = EngineHealth(self._config.health, time.monotonic())
         self._demand = EngineDemand(self._config.coordinator.discount, self._config.cache.max_workflows)
         works = [self._read_events(), self._monitor(), self._keep_learned()]
+        if (root := storage_root(self._config)) is not None:
+            works.append(keep_swept(root, int(self._config.cache.storage_gb * 1e9)))
         self._draining = False
         self._coordination = None
         if self._coordinator is not None:

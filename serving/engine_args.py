@@ -6,6 +6,7 @@ Imports SGLang's argument class (some seconds), never the engine.
 from __future__ import annotations
 
 import difflib
+import os
 import typing
 from typing import Any
 
@@ -53,6 +54,8 @@ CPU_HICACHE_DEFAULTS: dict[str, Any] = {
     "hicache_mem_layout": "layer_first",
     "hicache_write_policy": "write_through",
 }
+# With a storage backend a page is a file or an object; SGLang's default would be one for each token.
+STORAGE_DEFAULTS: dict[str, Any] = {"page_size": 64}
 
 
 def check_engine_arguments(engine: dict[str, Any]) -> dict[str, Any]:
@@ -90,7 +93,28 @@ def config_arguments(config: AppConfig) -> dict[str, Any]:
     if config.cache.backend == "forecache":
         for name in SGLANG_EVICTION.keys() & engine.keys():
             raise EngineArgumentError(f"engine.{name} needs `cache.backend: sglang`; {SGLANG_EVICTION[name]}")
+    _check_storage(engine)
     return engine
+
+
+def _check_storage(engine: dict[str, Any]) -> None:
+    """SGLang would pass over a backend without a host tier, and put files into a folder in /tmp that is anybody's."""
+    backend, folder = engine.get("hicache_storage_backend"), engine.get("file_storage_path")
+    if backend is not None and not engine.get("enable_hierarchical_cache"):
+        raise EngineArgumentError(
+            f"engine.hicache_storage_backend {backend!r} needs `engine.enable_hierarchical_cache: true`: what storage "
+            "keeps goes through the host tier"
+        )
+    if backend == "file" and not folder:
+        raise EngineArgumentError(
+            "engine.hicache_storage_backend 'file' needs `engine.file_storage_path`: a folder that all engines share"
+        )
+    if folder and backend != "file":
+        raise EngineArgumentError("engine.file_storage_path needs `engine.hicache_storage_backend: file`")
+    if folder and not os.path.isabs(os.path.expanduser(folder)):
+        raise EngineArgumentError(
+            f"engine.file_storage_path cannot be {folder!r}: engines have working folders of their own; begin it with /"
+        )
 
 
 def engine_arguments(config: AppConfig, model_path: str, on_cpu: bool) -> dict[str, Any]:
@@ -110,6 +134,8 @@ def engine_arguments(config: AppConfig, model_path: str, on_cpu: bool) -> dict[s
         arguments |= CPU_DEFAULTS
         if engine.get("enable_hierarchical_cache"):
             arguments |= CPU_HICACHE_DEFAULTS
+    if engine.get("hicache_storage_backend") is not None:
+        arguments |= STORAGE_DEFAULTS
     if config.cache.backend == "forecache":
         arguments["radix_cache_backend"] = "forecache"
     arguments |= engine

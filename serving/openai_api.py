@@ -105,6 +105,7 @@ class CallContext:
         usage.prompt_tokens = sum(prompts) or usage.prompt_tokens
         usage.output_tokens = sum(output for _, output in self._lengths.values())
         usage.hit_device, usage.hit_host = split["device"], split["host"]
+        usage.hit_storage = split.get("storage", 0)
 
     def split(self) -> dict[str, int]:
         """Cached prompt tokens by tier, over the call's prompts; the `n` answers to one prompt count once."""

@@ -10,10 +10,11 @@ from typing import Any
 
 from sglang.srt.entrypoints.engine import Engine, init_tokenizer_manager
 from sglang.srt.managers.load_snapshot import shm_path_for
+from sglang.srt.mem_cache.utils import get_native_hash
 from sglang.srt.platforms import current_platform
 
 from serving.config import AppConfig
-from serving.engine_args import engine_arguments
+from serving.engine_args import EngineArgumentError, engine_arguments
 from serving.learned import LearnedFile
 from serving.models import prepare_model
 from serving.openai_api import OpenAIApi, RecordingTokenizerManager
@@ -22,6 +23,7 @@ from serving.sglang_plugin.channel import ADDRESS_VARIABLE
 from serving.sglang_plugin.plans import ADDRESS_VARIABLE as PLANS_VARIABLE
 from serving.sglang_plugin.platform import ForecacheCpuPlatform
 from serving.sglang_plugin.settings import CacheSettings
+from serving.storage import prepare_storage, storage_root
 
 logger = logging.getLogger("forecache")
 
@@ -56,6 +58,12 @@ def start_engine(
     model_path = prepare_model(config.model)
     on_cpu = isinstance(current_platform, ForecacheCpuPlatform)
     arguments = engine_arguments(config, model_path, on_cpu)
+    if arguments.get("hicache_storage_backend") is not None:
+        _check_page_hashes()
+    if (root := storage_root(config)) is not None:
+        folder = prepare_storage(root, config.model.served_name, model_path, arguments)
+        arguments["file_storage_path"] = str(folder)
+        os.environ.pop("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", None)  # would be used instead
     if on_cpu:
         _share_cores(int(arguments.get("tp_size", 1)) * int(arguments.get("pp_size", 1)))
     listed = ", ".join(f"{name}={value!r}" for name, value in sorted(arguments.items()))
@@ -80,6 +88,17 @@ def start_engine(
     # SGLang's own watchdog would end this process before it could answer anybody; the replica watches instead.
     engine.tokenizer_manager._subprocess_watchdog.stop()
     return engine
+
+
+def _check_page_hashes() -> None:
+    """SGLang builds what names pages from C++ at the first use; without it its scheduler would end there."""
+    try:
+        get_native_hash([1], None, 1)
+    except Exception as error:  # whatever a compiler, a linker or a loader says
+        raise EngineArgumentError(
+            "engine.hicache_storage_backend needs a C++ compiler, ninja and OpenSSL's headers where engines run: "
+            f"{error}: {error.__cause__}"
+        ) from error
 
 
 def _share_cores(ranks: int) -> None:

@@ -106,6 +106,18 @@ class BareCache:
         self.events()
         return needed
 
+    def fetch(self, tokens: Sequence[int]) -> int:
+        """What SGLang does when a prefix has come from storage; how many tokens of it are new to the host."""
+        cache, key = self.cache, _key(tokens)
+        rows = cache.cache_controller.mem_pool_host.alloc(len(tokens))
+        if rows is None:
+            return 0
+        result = cache.tree_core.insert_host(cache.tree_core.root_node.id, key, rows, [""] * len(tokens))
+        cache._apply_cache_actions(result.cache_actions)
+        known = len(tokens) if result.host_insert_dropped else result.prefix_len
+        cache.cache_controller.mem_pool_host.free(rows[:known])
+        return int(len(tokens) - known)
+
     def events(self) -> None:
         """What SGLang does once a step: backups and loads that have arrived are taken note of."""
         if self.cache.tiered:

@@ -176,6 +176,30 @@ def router(
     _beside(cost.BUDGETS, figures, check, as_json)
 
 
+def storage(
+    source: Annotated[str, typer.Option(help="The model, as `model.source` of a config.")] = "smollm2-135m",
+    folder: Annotated[str | None, typer.Option(help="Where files are kept meanwhile: on the disk to measure.")] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=256, help="Tokens of each prompt.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many rounds.")] = 7,
+    check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure the time to the first token with the prompt loaded from storage, and with it computed, in turns.
+
+    Exit code: 0 measured, 1 a budget is missed (with --check), 2 an engine failed, 130 interrupted by Ctrl-C.
+    """
+    from serving.benchmark import storage_cost as cost
+    from serving.benchmark.engine_process import EngineProcessError
+
+    try:
+        with _measuring() as told:
+            figures = cost.measure(source, folder, prompt_tokens, rounds, told)
+    except (EngineProcessError, cost.NothingLoadedError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
+    _beside(cost.BUDGETS, figures, check, as_json)
+
+
 @contextmanager
 def _measuring() -> Iterator[Callable[[str], None]]:
     """What is told stands in the terminal while it is measured; Ctrl-C exits with 130."""

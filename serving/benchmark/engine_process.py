@@ -65,11 +65,13 @@ class JobResult:
     seconds: from the first call to the last answer.
     cpu_seconds: of all the engine's processes; other programs on the machine disturb it less than they do `seconds`.
     ttft_s: mean time to the first token.
+    hit_storage: prompt tokens that came from the storage backend.
     """
 
     seconds: float
     cpu_seconds: float
     ttft_s: float
+    hit_storage: int
 
 
 class EngineProcess:
@@ -213,10 +215,13 @@ async def _run(engine: Any, job: Job, identified: bool) -> JobResult:
     prompts = [rng.choices(_TOKEN_IDS, k=job.prompt_tokens) for _ in range(job.calls)]
     waiting = iter(enumerate(prompts))
     ttfts: list[float] = []
+    hits: list[int] = []
 
     async def lane() -> None:
         for number, prompt in waiting:
-            ttfts.append(await _call(engine, prompt, job.max_tokens, _hints(job, number) if identified else None))
+            ttft, hit = await _call(engine, prompt, job.max_tokens, _hints(job, number) if identified else None)
+            ttfts.append(ttft)
+            hits.append(hit)
 
     async with asyncio.timeout(FLUSH_LIMIT_S):
         while not (await engine.tokenizer_manager.flush_cache()).success:  # noqa: ASYNC110, SGLang sets no event
@@ -225,7 +230,7 @@ async def _run(engine: Any, job: Job, identified: bool) -> JobResult:
     async with asyncio.TaskGroup() as lanes:
         for _ in range(job.at_once):
             lanes.create_task(lane())
-    return JobResult(time.perf_counter() - start, _cpu_seconds() - cpu_start, sum(ttfts) / len(ttfts))
+    return JobResult(time.perf_counter() - start, _cpu_seconds() - cpu_start, sum(ttfts) / len(ttfts), sum(hits))
 
 
 def _cpu_seconds() -> float:
@@ -235,15 +240,16 @@ def _cpu_seconds() -> float:
     return float(sum(one.user + one.system for one in times))
 
 
-async def _call(engine: Any, prompt: list[int], max_tokens: int, hints: dict[str, Any] | None) -> float:
-    """Makes a call; its time to the first token, in seconds."""
+async def _call(engine: Any, prompt: list[int], max_tokens: int, hints: dict[str, Any] | None) -> tuple[float, int]:
+    """Makes a call; its time to the first token, in seconds, and its prompt tokens that came from storage."""
     sampling = {"max_new_tokens": max_tokens, "ignore_eos": True, "temperature": 0}
     start = time.perf_counter()
     parts = await engine.async_generate(input_ids=prompt, sampling_params=sampling, stream=True, kv_hints=hints)
-    first = 0.0
-    async for _ in parts:
+    first, hit = 0.0, 0
+    async for part in parts:
         first = first or time.perf_counter() - start
-    return first
+        hit = (part["meta_info"].get("cached_tokens_details") or {}).get("storage", 0)
+    return first, hit
 
 
 def _hints(job: Job, number: int) -> dict[str, Any]:

@@ -25,7 +25,8 @@ def load() -> None:
 
     platform.install()
     if recorder.runs_a_scheduler():
-        from serving.sglang_plugin import cache
+        from serving.sglang_plugin import cache, file_storage
 
         cache.register()
+        file_storage.install()
     recorder.install()

@@ -12,7 +12,11 @@ POLICY_NS = "policy_ns"
 def count_prompt(counters: Counter[str], req: Any) -> None:
     """A request is over: where the tokens of its prompt came from."""
     prompt = len(req.origin_input_ids)
+    hits = {
+        "hit_device": req.cached_tokens_device,
+        "hit_host": req.cached_tokens_host,
+        "hit_storage": req.cached_tokens_storage,
+    }
+    counters.update(hits)
     counters["prompt"] += prompt
-    counters["hit_device"] += req.cached_tokens_device
-    counters["hit_host"] += req.cached_tokens_host
-    counters["computed"] += max(0, prompt - req.cached_tokens_device - req.cached_tokens_host)
+    counters["computed"] += max(0, prompt - sum(hits.values()))

@@ -39,18 +39,30 @@ class ForecacheCpuPlatform(CpuDeviceMixin, SRTPlatform):
 def install() -> None:
     """Makes HiCache work between two pools that are both RAM. Does nothing on any other platform.
 
-    SGLang registers the host pool with CUDA and copies with a CUDA kernel; here the pool is plain memory and a
-    copy is an indexed assignment. Both replacements are looked up by SGLang at call time.
+    SGLang registers the host pool with CUDA, reads pages of a storage backend into pinned memory, and copies with a
+    CUDA kernel; here the pool and the pages are plain memory and a copy is an indexed assignment. All replacements are
+    looked up by SGLang at call time.
     """
     from sglang.srt.platforms import current_platform
 
     if not isinstance(current_platform, ForecacheCpuPlatform):
         return
-    from sglang.srt.mem_cache.pool_host import common, mha
+    from sglang.srt.mem_cache.pool_host import base, common, mha
 
     common.ALLOC_MEMORY_FUNCS["cpu"] = _allocate_host_pool
+    base.HostKVCache.pin_memory = _NeverPinned()
     mha.transfer_kv_direct = _copy_rows
     logger.debug("forecache: HiCache host tier on the CPU platform is ready")
+
+
+class _NeverPinned:
+    """A host pool's `pin_memory`, whatever it is set to: there is no driver that could pin memory."""
+
+    def __get__(self, pool: object, kind: type) -> bool:
+        return False
+
+    def __set__(self, pool: object, value: bool) -> None:
+        pass
 
 
 def _allocate_host_pool(

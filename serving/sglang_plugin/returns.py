@@ -1,4 +1,4 @@
-"""What has left the tree and is computed again: what that teaches, and what is known of it from before."""
+"""What has left the tree and comes again: what that teaches, and what is known of it from before."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ class Returns:
         cache.ledger.drop(node)
         cache.counters[POLICY_NS] += time.perf_counter_ns() - begin
 
-    def came(self, node: Any) -> None:
-        """A node was computed and put into the tree: what of it had been there before is a regret, and a lesson."""
+    def came(self, node: Any, computed: bool = True) -> None:
+        """A node was put into the tree: what of it had been there before is a lesson; if it was computed, a regret."""
         pieces: list[tuple[int, Past]] = []
-        if regret := self._ghosts.came(node, lambda tokens, past: pieces.append((tokens, past))):
-            self._cache.counters["regret"] += regret
+        if tokens := self._ghosts.came(node, lambda tokens, past: pieces.append((tokens, past))):
+            self._cache.counters["regret"] += tokens if computed else 0
             self._learn(node, pieces)
 
     def _learn(self, node: Any, pieces: list[tuple[int, Past]]) -> None:

@@ -238,6 +238,10 @@ class Learning:
         for tier in self.tiers.values():
             tier.taken_in += tokens
 
+    def fetched(self, tokens: int) -> None:
+        """Tokens came to the host from the storage backend."""
+        self.tiers["host"].taken_in += tokens
+
     def loaded(self, tokens: int) -> None:
         """Tokens came back from the host."""
         self.tiers["device"].taken_in += tokens

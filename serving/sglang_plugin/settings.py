@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 VARIABLE = "FORECACHE_CACHE"
+# The time of a page in storage is that of its last use, to so many seconds.
+USE_PRECISION_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,18 @@ class ForecacheTreeCore(UnifiedTreeCore):
         cache.returns.came(node)
         return node
 
+    def insert_host(self, *args: Any, **kwargs: Any) -> Any:
+        """Pages have come from the storage backend: new to the host, computed by nobody."""
+        first = UnifiedTreeNode.counter
+        result = super().insert_host(*args, **kwargs)
+        node = self._node_arena.get(result.inserted_host_node)
+        if node is not None and node.id >= first and not node.children:  # not the upper half of one that was split
+            cache = self._cache
+            if cache.learning is not None:
+                cache.learning.fetched(len(node.key))
+            cache.returns.came(node, computed=False)
+        return result
+
     def _unevict_node_on_insert(self, node: UnifiedTreeNode, *args: Any, **kwargs: Any) -> None:
         super()._unevict_node_on_insert(node, *args, **kwargs)
         if (learning := self._cache.learning) is not None:

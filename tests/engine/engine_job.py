@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_under_test import EngineUnderTest
 from mixed_load import mixed_load, mixed_prompts
+from storage_jobs import STORAGE_JOBS
 
 from serving.config import AppConfig
 
@@ -18,6 +19,8 @@ def main() -> None:
     result: dict[str, Any] = {}
     if said["job"] == "one by one":
         result["answers"] = {name: ask(engine, prompt) for name, prompt in mixed_prompts().items()}
+    elif said["job"] in STORAGE_JOBS:
+        result = STORAGE_JOBS[said["job"]](engine)
     else:
         result["answers"] = engine.run(mixed_load(engine), timeout=300)
         result["check"] = engine.ask("check")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,7 +55,13 @@ def _lifecycle_again(engine: EngineUnderTest) -> Iterator[None]:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "two tensor-parallel ranks": {"tp_size": 2},
-    "pages of 16, overlap scheduling": {"page_size": 16, "disable_overlap_schedule": False},
+    "pages of 16, overlap scheduling, storage": {
+        "page_size": 16,
+        "disable_overlap_schedule": False,
+        "hicache_ratio": 1.2,  # so little that the host loses what storage keeps
+        "hicache_storage_backend": "file",
+        "hicache_storage_backend_extra_config": '{"prefetch_threshold": 64}',
+    },
     "no host tier": {"enable_hierarchical_cache": False},
 }
 
@@ -282,13 +289,16 @@ class TestEquality:
 
     @pytest.mark.parametrize("variant", VARIANTS)
     def test_answers_are_those_of_a_plain_engine_in_every_mode(
-        self, variant: str, plain_answers: dict[str, str]
+        self, variant: str, plain_answers: dict[str, str], tmp_path: Path
     ) -> None:
         cache = CONFIG.cache.model_copy(update={"policy": "reuse"})
-        done = run_engine(
-            CONFIG.model_copy(update={"engine": CONFIG.engine | VARIANTS[variant], "cache": cache}), "mixed"
-        )
+        changed = VARIANTS[variant]
+        stores = "hicache_storage_backend" in changed
+        if stores:
+            changed = changed | {"file_storage_path": str(tmp_path)}
+        done = run_engine(CONFIG.model_copy(update={"engine": CONFIG.engine | changed, "cache": cache}), "mixed")
         assert done["answers"] == plain_answers
         assert done["check"] == {"consistent": True}
         assert done["counters"].get("active_evictions_by_prefetch", 0) == 0
         assert sum(count for name, count in done["counters"].items() if name.startswith("evicted_device")) > 0
+        assert (done["counters"]["hit_storage"] > 0) == stores

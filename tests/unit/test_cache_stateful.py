@@ -136,6 +136,15 @@ class CacheMachine(RuleBasedStateMachine):
 class TieredCacheMachine(CacheMachine):
     host_tokens = 96
 
+    @rule(prompt=PROMPTS, workflow=st.none() | WORKFLOWS)
+    def fetch(self, prompt: list[int], workflow: str | None) -> None:
+        """A prefix comes from storage, and mostly the call that it comes for."""
+        self.bare.fetch(prompt)
+        check_integrity(self.bare.cache)
+        if workflow is not None:
+            with contextlib.suppress(NoRoom):
+                self.bare.call(prompt, workflow)
+
 
 CacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TieredCacheMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

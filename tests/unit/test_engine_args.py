@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -212,3 +213,28 @@ class TestEngineArguments:
         given_config = config(max_total_tokens="32k")
         engine_arguments(given_config, "/model", on_cpu=True)
         assert given_config.engine == {"max_total_tokens": "32k"}
+
+
+STORAGE = {"enable_hierarchical_cache": True, "hicache_storage_backend": "file", "file_storage_path": "/kv"}
+
+
+class TestStorage:
+    def test_a_page_is_no_single_token(self) -> None:
+        assert engine_arguments(config(**STORAGE), "/model", on_cpu=True)["page_size"] == 64
+        assert engine_arguments(config(**STORAGE), "/model", on_cpu=False)["page_size"] == 64
+        assert engine_arguments(config(**STORAGE, page_size=16), "/model", on_cpu=True)["page_size"] == 16
+
+    @pytest.mark.parametrize(
+        ("other", "remedy"),
+        [
+            ({"enable_hierarchical_cache": False}, "needs `engine.enable_hierarchical_cache: true`"),
+            ({"file_storage_path": None}, "needs `engine.file_storage_path`"),
+            ({"file_storage_path": "kv"}, "begin it with /"),
+            ({"hicache_storage_backend": None}, "needs `engine.hicache_storage_backend: file`"),
+        ],
+    )
+    def test_a_config_that_cannot_work_is_an_error_that_says_what_to_do(
+        self, other: dict[str, Any], remedy: str
+    ) -> None:
+        with pytest.raises(EngineArgumentError, match=re.escape(remedy)):
+            engine_arguments(config(**STORAGE | other), "/model", on_cpu=True)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from serving.benchmark.bare_cache import BareCache
+from serving.sglang_plugin.entries import RETURNED
 from serving.sglang_plugin.ghosts import Ghosts
 
 
@@ -72,3 +73,17 @@ class TestInTheCache:
         bare.evict(400)
         computed = sum(bare.call(prompt, "w") for prompt in prompts)
         assert bare.cache.figures()["counters"]["regret"] == computed
+
+    def test_what_comes_from_storage_is_no_regret_and_known_as_it_was(self) -> None:
+        prompt = list(range(100, 140))
+        bare = BareCache(64, "reuse", host_tokens=64)
+        bare.call(prompt, "w")
+        bare.evict(64)
+        bare.cache.evict_host(64)
+        assert not list(bare.cache.ledger.owners["w"].nodes())
+        assert bare.fetch(prompt) == len(prompt)
+        assert bare.call(prompt, "w") == 0
+        assert bare.cache.figures()["counters"].get("regret", 0) == 0
+        nodes = list(bare.cache.ledger.owners["w"].nodes())
+        assert sum(len(node.key) for node in nodes) == len(prompt)
+        assert all(node.entry.uses > RETURNED for node in nodes)

@@ -93,7 +93,9 @@ REPORTS = st.builds(
     st.lists(EVICTIONS, max_size=3),
     COUNTS,
 )
-EVENTS = st.builds(CallEvent, SHORT, SHORT, st.booleans(), FLOATS, COUNTS, COUNTS, COUNTS, COUNTS, st.none() | SHORT)
+EVENTS = st.builds(
+    CallEvent, SHORT, SHORT, st.booleans(), FLOATS, COUNTS, COUNTS, COUNTS, COUNTS, st.none() | SHORT, COUNTS
+)
 SEEN = st.builds(
     WorkflowSeen, SHORT, st.none() | SHORT, st.lists(SHORT, max_size=3), st.lists(FLOATS, max_size=6), COUNTS, COUNTS
 )
@@ -185,7 +187,7 @@ PLAN: list[Any] = ["plan", *PLAN_FIELDS, True, {"w": 70}, [["a", b"1234"]]]
 RECEIPT: list[Any] = [5, "clipped", 128, "no room"]
 EVICTION: list[Any] = ["w", "device", "retired", 64]
 REPORT: list[Any] = ["report", 1, True, "", [RECEIPT], {"prompt": 7}, {"free": 9}, {"w": [5, 6]}, [EVICTION], 1]
-EVENT: list[Any] = ["w", "a", True, 1.5, 7, 2, 3, 1, None]
+EVENT: list[Any] = ["w", "a", True, 1.5, 7, 2, 3, 1, None, 4]
 SEEN_PARTS: list[Any] = ["w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0]
 SYNC: list[Any] = [
     "sync",
@@ -254,7 +256,7 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
             epoch=3,
             number=4,
             applied_plan=5,
-            events=[CallEvent("w", "a", True, 1.5, 7, 2, 3, 1)],
+            events=[CallEvent("w", "a", True, 1.5, 7, 2, 3, 1, None, 4)],
             ended={"v": "final"},
             seen=[WorkflowSeen("w", None, ["a"], [7.0, 2.0, 0.5, 1.5], 1, 0)],
             cache=[EXAMPLE_REPORT],

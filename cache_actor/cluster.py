@@ -191,9 +191,12 @@ class Cluster:
     def _see(self, engine: EngineState, seen: WorkflowSeen, now: float) -> None:
         state = self.workflows.get(seen.workflow)
         if state is not None and state.path.length >= seen.length:
-            state.path.settle(seen.running)
-            self._place(state, engine, now)
-            engine.news[state.id] = None
+            if state.engine in (engine.id, ""):
+                state.path.settle(seen.running)
+                self._place(state, engine, now)
+                engine.news[state.id] = None
+            else:  # it has moved since
+                state.engines.add(engine.id)
             return
         try:
             path = CallPath.seen(seen.agents, seen.numbers, seen.length, seen.running)
@@ -215,11 +218,12 @@ class Cluster:
                 self.counts[name] += getattr(event, name)
             if state is not None:
                 state.path.over(event.agent, event.at, event.prompt_tokens, event.output_tokens)
-                if state.engine in (engine.id, ""):
-                    self._place(state, engine, now)
-                    self._settle(state, now)
                 tokens = (event.prompt_tokens, event.hit_device, event.hit_host)
                 state.decisions.append((event.at, "over", engine.id, event.agent, *tokens))
+                if state.engine in (engine.id, ""):
+                    self._place(state, engine, now)
+                    if event.output_tokens:
+                        self._settle(state, now)
                 engine.news[state.id] = None
             return
         self.counts["calls_begun"] += 1

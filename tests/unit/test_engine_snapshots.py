@@ -9,7 +9,7 @@ from coordinator_reports import MadeUpEngine, began, cache_report, over
 
 from cache_actor.cluster import Cluster
 from cache_actor.engine_snapshots import ANCHOR_S, WORKFLOWS_TOLD, snapshots_of
-from cache_actor.messages import Anchor, Work
+from cache_actor.messages import Anchor, Work, WorkflowSeen
 from cache_actor.snapshots import EngineSnapshot, Resident
 
 ANCHOR = Anchor("coder", b"1234" * 40)
@@ -84,6 +84,15 @@ def test_a_late_word_of_the_engine_that_was_left_does_not_bring_a_workflow_back(
     desk.hear("e", began("w"), began("w"))
     desk.hear("f", began("w"))
     desk.hear("e", over("w"))
+    assert desk.cluster.workflows["w"].engine == "f"
+    desk.hear("f", over("w"))
+    assert list(desk.cluster.engines["e"].ends) == ["w"]
+
+
+def test_an_engine_that_remembers_a_workflow_which_has_moved_does_not_get_it_back_but_is_told(desk: Desk) -> None:
+    desk.call("e", "w")
+    desk.hear("f", began("w"))
+    desk.hear("e", seen=[WorkflowSeen("w", None, ["coder"], [400.0, 10.0, 1.0, 2.0], 1, 0)])
     assert desk.cluster.workflows["w"].engine == "f"
     desk.hear("f", over("w"))
     assert list(desk.cluster.engines["e"].ends) == ["w"]

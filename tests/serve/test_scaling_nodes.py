@@ -38,7 +38,7 @@ def test_a_burst_brings_a_node_and_an_engine_and_its_end_takes_them_away(tmp_pat
         contextlib.closing(Server(tmp_path, args, cluster.environment)) as server,
     ):
         server.http.timeout = httpx.Timeout(START_LIMIT_S)
-        eventually(lambda: answers(server), "the endpoint", START_LIMIT_S)
+        eventually(server.answers, "the endpoint", START_LIMIT_S)
         with ThreadPoolExecutor(WORKFLOWS) as pool:
             of_workflows = list(pool.map(lambda number: calls(server, f"w{number}"), range(WORKFLOWS)))
         assert [reply.status_code for replies in of_workflows for reply in replies] == [200] * WORKFLOWS * CALLS
@@ -53,10 +53,3 @@ def test_a_burst_brings_a_node_and_an_engine_and_its_end_takes_them_away(tmp_pat
 
 def calls(server: Server, workflow: str) -> list[httpx.Response]:
     return [server.chat(headers={"x-workflow-id": workflow}) for _ in range(CALLS)]
-
-
-def answers(server: Server) -> bool:
-    try:
-        return server.http.get("/v1/models").status_code == 200
-    except httpx.TransportError:
-        return False

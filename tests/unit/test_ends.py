@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
@@ -14,6 +15,7 @@ from ray.serve.exceptions import (
     RequestCancelledError,
 )
 
+from serving import ends
 from serving.ends import tell_ends
 
 LOST = [
@@ -29,7 +31,6 @@ LOST = [
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 async def test_the_next_end_is_told_after_one_that_could_not_be(error: Exception) -> None:
-    ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
     told: list[tuple[str, dict[str, str]]] = []
     both = asyncio.Event()
 
@@ -39,6 +40,27 @@ async def test_the_next_end_is_told_after_one_that_could_not_be(error: Exception
             raise error
         both.set()
 
+    await _told_both(tell, told, both)
+
+
+async def test_others_ends_do_not_wait_for_an_engine_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "TELL_LIMIT_S", 0.05)
+    told: list[tuple[str, dict[str, str]]] = []
+    both = asyncio.Event()
+
+    async def tell(engine: str, workflows: dict[str, str]) -> None:
+        told.append((engine, workflows))
+        if engine == "lost":
+            await asyncio.Event().wait()
+        both.set()
+
+    await _told_both(tell, told, both)
+
+
+async def _told_both(
+    tell: Callable[[str, dict[str, str]], Awaitable[None]], told: list[tuple[str, dict[str, str]]], both: asyncio.Event
+) -> None:
+    ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
     ended.put_nowait(("lost", "w1", "final"))
     ended.put_nowait(("well", "w2", "idle"))
     task = asyncio.create_task(tell_ends(ended, tell))

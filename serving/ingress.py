@@ -31,9 +31,10 @@ from serving.engine_calls import EngineCalls
 from serving.errors import ApiError, invalid_request
 from serving.held_calls import answer
 from serving.http import CallStream, identity_headers, new_api, read_json
-from serving.identity import Identified, clean_id, identify
+from serving.identity import Identified, identify
 from serving.limits_feed import LimitsFeed
 from serving.logs import log_through_serve
+from serving.naming import clean_id
 from serving.placement import Placement, placement_named
 from serving.workflow_view import workflow_view
 

@@ -14,7 +14,8 @@ from cache_actor.messages import RequestIdentity
 from serving.config import VENDOR_HEADERS, IdentityConfig, SessionHeaders
 from serving.conversations import ConversationIndex
 from serving.errors import ApiError
-from serving.identity import MAX_ID_CHARACTERS, MAX_PRIORITY, Identified, clean_id, identify, parse_baggage
+from serving.identity import MAX_PRIORITY, Identified, identify
+from serving.naming import MAX_ID_CHARACTERS, clean_id, parse_baggage
 
 # Each way to name a workflow, the first that wins first: source, headers, body.
 SOURCES: list[tuple[str, dict[str, str], dict[str, Any]]] = [

@@ -77,6 +77,10 @@ class DeploymentConfig(StrictModel):
         description="Passed to Ray Serve: `min_replicas`, `max_replicas`, … Without a `policy` in it the number of "
         "engines follows `scaling`.",
     )
+    ingress_replicas: PositiveInt = Field(
+        1,
+        description="Ingresses; with more than one all calls that name a workflow in their headers meet the same one.",
+    )
     num_cpus: PositiveFloat = Field(1, description="CPUs that Ray reserves for an engine.")
     num_gpus: int | None = Field(
         None,

@@ -81,7 +81,7 @@ class TestEveryConfig:
             assert (scales, deployments[ENGINE].num_replicas) == (None, config.deployment.num_replicas)
         else:
             assert scales.max_replicas == config.deployment.autoscaling_config["max_replicas"]
-        assert deployments[INGRESS].num_replicas == 1
+        assert deployments[INGRESS].num_replicas == config.deployment.ingress_replicas
 
     @pytest.mark.parametrize("on_cpu", [True, False])
     def test_sglang_takes_every_engine_argument(self, path: Path, on_cpu: bool) -> None:

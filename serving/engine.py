@@ -24,6 +24,7 @@ from serving.calls import EngineCall, EngineQuery, Reply, Usage
 from serving.config import AppConfig
 from serving.coordination import MIDDLE_PRIORITY, Coordination
 from serving.demand import EngineDemand
+from serving.engine_workflows import EngineWorkflows
 from serving.errors import ApiError, engine_down, sse_event
 from serving.health import EngineHealth
 from serving.learned import LearnedFile
@@ -37,6 +38,7 @@ logger = logging.getLogger("forecache")
 
 _MONITOR_PERIOD_S = 0.5
 _LAST_WORDS_S = 0.5
+_IDLE_PERIOD_S = 1.0
 _RECENT_CALLS = 256
 _FIGURES_LIMIT_S = 1.0
 # How long a new engine stays without calls for what the coordinator has it warm up, in seconds.
@@ -78,7 +80,8 @@ class EngineReplica:
         self._api = openai_api(self._engine, self._config, self._engine_id)
         self._health = EngineHealth(self._config.health, time.monotonic())
         self._demand = EngineDemand(self._config.coordinator.discount, self._config.cache.max_workflows)
-        works = [self._read_events(), self._monitor(), self._keep_learned()]
+        self._workflows = EngineWorkflows(self._config.identity.idle_timeout_s, self._config.cache.max_workflows)
+        works = [self._read_events(), self._monitor(), self._keep_learned(), self._end_idle()]
         self._coordination = None
         if self._coordinator is not None:
             log = CallLog(self._engine_id, time.time_ns() // 1_000_000, self._config.cache.max_workflows)
@@ -156,7 +159,13 @@ class EngineReplica:
         return encode(await self._plans.apply(data))
 
     async def end_workflows(self, query: EngineQuery, workflows: dict[str, str]) -> None:
-        """These workflows are over (`final`, `deleted`, `idle`): what only they used goes first from now on."""
+        """These workflows are over (`final`, `deleted`), as their clients have said."""
+        for workflow in workflows:
+            self._workflows.end(workflow, time.monotonic())
+        self._end(workflows)
+
+    def _end(self, workflows: dict[str, str]) -> None:
+        """What only these workflows used goes first from now on."""
         self._plans.end(list(workflows))
         for workflow in workflows:
             self._demand.end(workflow)
@@ -187,6 +196,7 @@ class EngineReplica:
 
     async def _pump(self, call: EngineCall, parts: Parts) -> None:
         usage, coordination, identity = Usage(), self._coordination, call.identity
+        self._workflows.began(identity, time.monotonic())
 
         def begun(prompt: Sequence[int]) -> None:
             self._demand.began(call.rid, identity.workflow, len(prompt), time.monotonic())
@@ -206,6 +216,7 @@ class EngineReplica:
         finally:
             parts.end()
             self._demand.over(call.rid, time.monotonic())
+            self._workflows.over(identity, time.monotonic())
             if usage.began and coordination is not None:
                 coordination.over(identity, usage)
 
@@ -232,6 +243,13 @@ class EngineReplica:
             await asyncio.sleep(_MONITOR_PERIOD_S)
             if problem := self._health.problem(time.monotonic()):
                 await self._die(problem)
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_IDLE_PERIOD_S)
+            if idle := self._workflows.take_idle(time.monotonic()):
+                with contextlib.suppress(TimeoutError):  # of a scheduler that is stuck: `_monitor` sees to that
+                    self._end(dict.fromkeys(idle, "idle"))
 
     async def _keep_learned(self) -> None:
         """Keeps what the cache learns for the engines to come. A restart loses a period of it."""

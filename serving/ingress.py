@@ -26,7 +26,7 @@ from serving.admission_metrics import AdmissionMetrics
 from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
-from serving.ends import ENGINE_LOST, how_it_ended, tell_ends
+from serving.ends import ENGINE_LOST, end_to_tell, tell_ends
 from serving.engine_calls import EngineCalls
 from serving.errors import ApiError, invalid_request
 from serving.held_calls import answer
@@ -301,9 +301,9 @@ class Ingress:
 
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
-            if engine := self._placement.engine_of(workflow_id):
-                workflow = self._registry.get(workflow_id)
-                self._ended.put_nowait((engine, workflow_id, how_it_ended(workflow)))
+            how = end_to_tell(self._registry.get(workflow_id))
+            if how and (engine := self._placement.engine_of(workflow_id)):
+                self._ended.put_nowait((engine, workflow_id, how))
             self._placement.release(workflow_id)
             self._door.over(workflow_id)
 

@@ -206,6 +206,7 @@ class Admission:
         """For people and for `GET /v1/admission`."""
         age_s = self._clock() - self._answered
         return {
+            "ingress": self._name,
             "mode": self.mode,
             "limited": self._gate.limited,
             "answered_s_ago": None if math.isinf(age_s) else round(age_s, 3),

@@ -61,13 +61,14 @@ api = new_api()
 
 @serve.ingress(api)
 class Ingress:
-    """One replica. It holds the registry of workflows, so there is one of it."""
+    """Holds the registry of its workflows: all calls that name one in their headers come here, see `ingress_router`."""
 
     def __init__(
         self, config: AppConfig, engines: DeploymentHandle, placement: str, coordinator: DeploymentHandle | None = None
     ) -> None:
         log_through_serve()
         self._config = config
+        self._id: str = serve.get_replica_context().replica_id.unique_id
         self._queries = engines
         self._coordinator = coordinator
         self._placement: Placement = placement_named(
@@ -78,7 +79,7 @@ class Ingress:
             config.admission,
             self._placement.engines,
             config.limits.retry_after_s,
-            serve.get_replica_context().replica_id.unique_id,
+            self._id,
             AdmissionMetrics(metrics),
         )
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
@@ -191,6 +192,7 @@ class Ingress:
         wanted = list(self._registry.workflows(State(state) if state else None))[-limit:]
         return {
             "object": "list",
+            "ingress": self._id,
             "counts": self._registry.counts(),
             "data": [self._workflow(workflow) for workflow in wanted],
         }
@@ -223,7 +225,7 @@ class Ingress:
 
     async def _call(self, kind: Kind, request: Request) -> Response:
         request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
-        headers: dict[str, str] = {}  # Serve's proxy adds x-request-id, the client's own if it sent one
+        headers = {"x-ingress-id": self._id}  # Serve's proxy adds x-request-id, the client's own if it sent one
         in_hand = self._inflight - self._door.waiting
         if in_hand >= self._config.limits.max_inflight_requests:
             error = self._calls.overloaded(f"the server has {in_hand} calls in hand, as many as it takes")
@@ -327,4 +329,4 @@ class Ingress:
         return workflow
 
     def _workflow(self, workflow: Workflow) -> dict[str, Any]:
-        return workflow_view(workflow, self._placement.engine_of(workflow.id), self._door.queued(workflow.id))
+        return workflow_view(workflow, self._id, self._placement.engine_of(workflow.id), self._door.queued(workflow.id))

@@ -45,9 +45,9 @@ class RequestKeys:
             return f"workflow {clean_id(name) or name}"
         found: dict[str, str] = {}
         for raw, value in scope["headers"]:
-            name = self._wanted.get(raw)
-            if name is not None and name not in found:
-                found[name] = value.decode("latin-1")
+            wanted = self._wanted.get(raw)
+            if wanted is not None and wanted not in found:
+                found[wanted] = value.decode("latin-1")
         if not found:
             return None
         if workflow := workflow_named(found, self._sources):

@@ -9,11 +9,12 @@ from cache_actor.admission import Queued
 from cache_actor.workflows import Workflow
 
 
-def workflow_view(workflow: Workflow, engine: str | None, queued: Queued | None) -> dict[str, Any]:
+def workflow_view(workflow: Workflow, ingress: str, engine: str | None, queued: Queued | None) -> dict[str, Any]:
     """A JSON object. Times are Unix times in seconds.
 
     Args:
         workflow: times in seconds of this machine's monotonic clock.
+        ingress: which knows this of it.
         engine: where it lives.
         queued: how it stands in the queue, if it waits to be let in.
     """
@@ -25,6 +26,7 @@ def workflow_view(workflow: Workflow, engine: str | None, queued: Queued | None)
         "parent": workflow.parent,
         "tenant": workflow.tenant,
         "priority": workflow.priority,
+        "ingress": ingress,
         "engine": engine,
         "calls": workflow.calls,
         "running": workflow.running,

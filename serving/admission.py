@@ -68,6 +68,7 @@ class Admission:
         name: the ingress's, for the coordinator.
         metrics: where figures go; None: nowhere.
         clock: seconds, monotonic.
+        alone: whether there is no other ingress.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Admission:
         name: str = "",
         metrics: AdmissionMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        alone: bool = True,
     ) -> None:
         self._config = config
         self._engines = engines
@@ -85,7 +87,7 @@ class Admission:
         self._metrics = metrics
         self._clock = clock
         self._gate = Gate(
-            Bounds(config.max_wait_s, config.max_waiting, config.idle_s, config.pause_after_s, config.weights)
+            Bounds(config.max_wait_s, config.max_waiting, config.idle_s, config.pause_after_s, config.weights, alone)
         )
         self._held: dict[str, list[Ticket]] = {}
         self._name, self._epoch, self._numbers = name, time.time_ns() // 1_000_000, itertools.count(1)

@@ -36,7 +36,7 @@ from serving.limits_feed import LimitsFeed
 from serving.logs import log_through_serve
 from serving.naming import clean_id
 from serving.placement import Placement, placement_named
-from serving.workflow_view import workflow_view
+from serving.workflow_view import ended_elsewhere, workflow_view
 
 logger = logging.getLogger("forecache")
 
@@ -81,6 +81,7 @@ class Ingress:
             config.limits.retry_after_s,
             self._id,
             AdmissionMetrics(metrics),
+            alone=config.deployment.ingress_replicas == 1,
         )
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
         self._conversations = ConversationIndex(config.identity.max_conversations)
@@ -203,10 +204,22 @@ class Ingress:
 
     @api.delete("/v1/workflows/{workflow_id:path}")
     async def end_workflow(self, workflow_id: str) -> dict[str, Any]:
+        name = clean_id(workflow_id) or workflow_id
+        if name not in self._registry and (engine := await self._engine_of(name)):
+            self._ended.put_nowait((engine, name, "deleted"))
+            return ended_elsewhere(name, self._id, engine)
         workflow = self._known(workflow_id)
         self._registry.end(workflow.id, time.monotonic())
         self._release_ended()
         return self._workflow(workflow)
+
+    async def _engine_of(self, workflow: str) -> str | None:
+        """Where a workflow lives whose calls came by other ingresses: one that is gone, or since no header named it."""
+        with contextlib.suppress(ApiError):  # the coordinator is not there
+            found = await self._ask_coordinator("workflow", workflow)
+            if found is not None and found["living"] and found["engine"] in self._placement.engines():
+                return str(found["engine"])
+        return None
 
     async def _ask_coordinator(self, what: str, *arguments: Any) -> Any:
         if self._coordinator is None:

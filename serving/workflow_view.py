@@ -6,7 +6,7 @@ import time
 from typing import Any
 
 from cache_actor.admission import Queued
-from cache_actor.workflows import Workflow
+from cache_actor.workflows import EndReason, State, Workflow
 
 
 def workflow_view(workflow: Workflow, ingress: str, engine: str | None, queued: Queued | None) -> dict[str, Any]:
@@ -37,6 +37,18 @@ def workflow_view(workflow: Workflow, ingress: str, engine: str | None, queued: 
         "last_seen": _wall_clock(workflow.last_seen),
         "ended": _wall_clock(workflow.ended) if workflow.ended is not None else None,
         "end_reason": workflow.end_reason,
+    }
+
+
+def ended_elsewhere(workflow: str, ingress: str, engine: str) -> dict[str, Any]:
+    """A workflow that its client ends at an ingress which does not know it, as far as is known there: a JSON object."""
+    return {
+        "id": workflow,
+        "object": "workflow",
+        "state": State.ENDED,
+        "ingress": ingress,
+        "engine": engine,
+        "end_reason": EndReason.REQUESTED,
     }
 
 

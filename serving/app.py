@@ -49,7 +49,11 @@ def build_app(args: AppConfig) -> serve.Application:
 
 
 def ingress_options(config: AppConfig) -> dict[str, Any]:
-    """Ray Serve's deployment options of the ingresses. A single one needs no router, which Serve's HAProxy has not."""
+    """Ray Serve's deployment options of the ingresses.
+
+    A single one has the router, too: proxies go on with the router that a deployment began with, so that there could
+    never be more of it. Only Serve's HAProxy takes none, and so several ingresses neither.
+    """
     options: dict[str, Any] = {
         "num_replicas": config.deployment.ingress_replicas,
         "max_ongoing_requests": 2 * config.limits.max_inflight_requests + config.admission.max_waiting,
@@ -58,7 +62,7 @@ def ingress_options(config: AppConfig) -> dict[str, Any]:
         "health_check_period_s": config.health.check_period_s,
         "graceful_shutdown_timeout_s": config.deployment.drain_s,
     }
-    if config.deployment.ingress_replicas > 1:
+    if config.deployment.ingress_replicas > 1 or os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
         sources = [(names.session, names.child) for _, names in header_sources(config.identity)]
         options["request_router_config"] = RequestRouterConfig(
             request_router_class=IngressRouter, request_router_kwargs={"sources": sources}

@@ -41,6 +41,8 @@ class IngressRouter(RequestRouter):
             return [candidate_replicas]
         # Without this Serve asks again at once, for ever, while every ingress is full.
         pending_request.routing_context.should_backoff = True
+        if len(candidate_replicas) == 1:
+            return [candidate_replicas]
         now = time.monotonic()
         by_id = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         known, silent = set(), set()

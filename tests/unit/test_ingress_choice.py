@@ -15,6 +15,7 @@ from ray.serve._private.common import StreamingHTTPRequest
 from ray.serve._private.request_router.common import ReplicaQueueLengthCache, RequestRoutingContext
 from test_identity import SOURCES, merged
 
+from serving.benchmark.ingress_cost import measure
 from serving.config import VENDOR_HEADERS, IdentityConfig
 from serving.conversations import ConversationIndex
 from serving.errors import ApiError
@@ -201,3 +202,8 @@ class _Id(str):
     @property
     def unique_id(self) -> str:
         return str(self)
+
+
+def test_what_a_decision_costs_is_measured() -> None:
+    figures = measure(50)
+    assert 0 < figures["ingress_p50_us"] <= figures["ingress_p99_us"]

@@ -91,15 +91,18 @@ def test_a_workflow_that_one_ingress_takes_for_idle_lives_while_it_calls_by_anot
 
     def state() -> str:
         listed = endpoint.http.get("/v1/workflows", headers={"x-api-key": key}).json()["data"]
-        return next(workflow["state"] for workflow in listed if workflow["id"] == "in-two")
+        return str(next(workflow["state"] for workflow in listed if workflow["id"] == "in-two"))
 
-    def calls_by_the_other_until_it_is_over_here() -> bool:
+    def is_over_while_it_calls_by_the_other() -> bool:
         assert endpoint.chat("go on", {"x-api-key": other_key}, **asked).headers["x-ingress-id"] == other
         return state() == "ended"
 
-    eventually(calls_by_the_other_until_it_is_over_here, "one ingress takes it for idle", 5 * IDLE_S, every_s=0.5)
-    time.sleep(2)  # longer than an end is on its way
-    assert "in-two" in owners(endpoint)
+    eventually(is_over_while_it_calls_by_the_other, "one ingress takes it for idle", 5 * IDLE_S, every_s=0.5)
+    for _ in range(4):  # longer than an end is on its way
+        time.sleep(0.5)
+        assert is_over_while_it_calls_by_the_other()
+    decisions = endpoint.http.get("/v1/coordinator/workflows/in-two").json()["decisions"]
+    assert "end" not in {decision["what"] for decision in decisions}
     eventually(lambda: "in-two" not in owners(endpoint), "the engine takes it for idle", 5 * IDLE_S)
 
 
@@ -113,12 +116,10 @@ def test_a_workflow_can_be_ended_at_an_ingress_that_does_not_know_it(endpoint: S
 
     name = next(filter(is_elsewhere, names))
     assert name in owners(endpoint)
-    reply = eventually(
-        lambda: reply if (reply := endpoint.http.delete(f"/v1/workflows/{name}")).status_code == 200 else None,
-        "the coordinator knows of it",
-        5,
-    )
-    assert (reply.json()["state"], reply.json()["end_reason"]) == ("ended", "requested")
+    known = f"/v1/coordinator/workflows/{name}"
+    eventually(lambda: endpoint.http.get(known).status_code == 200, "the coordinator knows of it", 5, every_s=0.05)
+    ended = endpoint.http.delete(f"/v1/workflows/{name}").json()
+    assert (ended["state"], ended["end_reason"]) == ("ended", "requested")
     eventually(lambda: name not in owners(endpoint), "the engine has heard of the end", 5)
     assert endpoint.http.delete("/v1/workflows/nobodys").status_code == 404
 

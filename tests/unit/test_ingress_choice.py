@@ -13,7 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ray.serve._private.common import StreamingHTTPRequest
 from ray.serve._private.request_router.common import ReplicaQueueLengthCache, RequestRoutingContext
-from test_identity import SOURCES, merged
+from ways_to_name import SOURCES, merged
 
 from serving.benchmark.ingress_cost import measure
 from serving.config import VENDOR_HEADERS, IdentityConfig
@@ -165,7 +165,7 @@ class TestRouter:
     def router(self) -> Any:
         router: Any = IngressRouter.__new__(IngressRouter)
         router._replica_queue_len_cache = ReplicaQueueLengthCache()
-        router.initialize_state([["x-workflow-id", None]])  # type: ignore[list-item]  # as it comes, through JSON
+        router.initialize_state([["x-workflow-id", None]])  # as it comes, through JSON
         return router
 
     def chosen(self, router: Any, argument: Any, is_http: bool = True) -> list[list[str]]:

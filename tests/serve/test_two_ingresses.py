@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -125,13 +126,14 @@ def test_a_workflow_can_be_ended_at_an_ingress_that_does_not_know_it(endpoint: S
 
 
 def test_admission_is_switched_at_both(endpoint: Server) -> None:
-    def modes() -> list[Any]:
+    def both_are(mode: str | int) -> bool:
         keys = keys_by_ingress(endpoint).values()
-        return [endpoint.http.get("/v1/admission", headers={"x-api-key": key}).json()["mode"] for key in keys]
+        status = [endpoint.http.get("/v1/admission", headers={"x-api-key": key}).json() for key in keys]
+        return [one["mode"] for one in status] == [mode, mode]
 
     for mode in (7, "on"):
         endpoint.http.post("/v1/admission", json={"mode": mode})
-        eventually(lambda mode=mode: modes() == [mode, mode], f"both are switched to {mode}", 10)
+        eventually(partial(both_are, mode), f"both are switched to {mode}", 10)
 
 
 def test_when_an_ingress_is_killed_its_workflows_go_on_at_the_other_and_none_lives_for_ever(endpoint: Server) -> None:

@@ -91,7 +91,11 @@ class Cluster:
         for event in report.events:
             self._call(engine, event, now)
         for workflow, how in report.ended.items():
-            self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
+            state = self.workflows.get(workflow)
+            if how == "idle" and state is not None and state.engine != engine.id:
+                state.engines.discard(engine.id)  # idle there, since it calls elsewhere
+            else:
+                self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
         for told in report.cache:
             self._cache(engine, told, now)
         for anchor in report.anchors:

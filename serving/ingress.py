@@ -26,19 +26,20 @@ from serving.admission_metrics import AdmissionMetrics
 from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
-from serving.ends import ENGINE_LOST, how_it_ended, tell_ends
+from serving.ends import ENGINE_LOST, end_to_tell, tell_ends
 from serving.engine_calls import EngineCalls
 from serving.errors import ApiError, invalid_request
 from serving.held_calls import answer
 from serving.http import CallStream, identity_headers, new_api, read_json
-from serving.identity import Identified, clean_id, identify
+from serving.identity import Identified, identify
 from serving.limits_feed import LimitsFeed
 from serving.link import Link
 from serving.logs import log_through_serve
+from serving.naming import clean_id
 from serving.routing_metrics import RoutingMetrics
 from serving.routing_table import RoutingTable, routing_table
 from serving.snapshot_feed import SnapshotFeed
-from serving.workflow_view import workflow_view
+from serving.workflow_view import ended_elsewhere, workflow_view
 
 logger = logging.getLogger("forecache")
 
@@ -64,13 +65,14 @@ api = new_api()
 
 @serve.ingress(api)
 class Ingress:
-    """One replica. It holds the registry of workflows, so there is one of it."""
+    """Holds the registry of its workflows: all calls that name one in their headers come here, see `ingress_router`."""
 
     def __init__(
         self, config: AppConfig, engines: DeploymentHandle, coordinator: DeploymentHandle | None = None
     ) -> None:
         log_through_serve()
         self._config = config
+        self._id: str = serve.get_replica_context().replica_id.unique_id
         self._queries = engines
         self._coordinator = coordinator
         self._table: RoutingTable = routing_table(**config.routing_table())
@@ -80,8 +82,9 @@ class Ingress:
             config.admission,
             self._table.engines,
             config.limits.retry_after_s,
-            serve.get_replica_context().replica_id.unique_id,
+            self._id,
             AdmissionMetrics(metrics),
+            alone=config.deployment.ingress_replicas == 1,
         )
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
         self._conversations = ConversationIndex(config.identity.max_conversations)
@@ -199,6 +202,7 @@ class Ingress:
         wanted = list(self._registry.workflows(State(state) if state else None))[-limit:]
         return {
             "object": "list",
+            "ingress": self._id,
             "counts": self._registry.counts(),
             "data": [self._workflow(workflow) for workflow in wanted],
         }
@@ -209,6 +213,10 @@ class Ingress:
 
     @api.delete("/v1/workflows/{workflow_id:path}")
     async def end_workflow(self, workflow_id: str) -> dict[str, Any]:
+        name = clean_id(workflow_id) or workflow_id
+        if name not in self._registry and (engine := await self._engine_of(name)):
+            self._ended.put_nowait((engine, name, "deleted"))
+            return ended_elsewhere(name, self._id, engine)
         workflow = self._known(workflow_id)
         self._registry.end(workflow.id, time.monotonic())
         self._release_ended()
@@ -223,6 +231,14 @@ class Ingress:
             return await method.remote(EngineQuery(engine), *arguments)
         except ENGINE_LOST as error:
             raise self._calls.down(f"it does not answer ({type(error).__name__})") from error
+
+    async def _engine_of(self, workflow: str) -> str | None:
+        """Where a workflow lives whose calls came by other ingresses: one that is gone, or since no header named it."""
+        with contextlib.suppress(ApiError):  # the coordinator is not there
+            found = await self._ask_coordinator("workflow", workflow)
+            if found is not None and found["living"] and found["engine"] in self._table.engines():
+                return str(found["engine"])
+        return None
 
     async def _ask_coordinator(self, what: str, *arguments: Any) -> Any:
         if self._coordinator is None:
@@ -241,7 +257,7 @@ class Ingress:
 
     async def _call(self, kind: Kind, request: Request) -> Response:
         request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
-        headers: dict[str, str] = {}  # Serve's proxy adds x-request-id, the client's own if it sent one
+        headers = {"x-ingress-id": self._id}  # Serve's proxy adds x-request-id, the client's own if it sent one
         in_hand = self._inflight - self._door.waiting
         if in_hand >= self._config.limits.max_inflight_requests:
             error = self._calls.overloaded(f"the server has {in_hand} calls in hand, as many as it takes")
@@ -321,9 +337,9 @@ class Ingress:
 
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
-            if engine := self._table.engine_of(workflow_id):
-                workflow = self._registry.get(workflow_id)
-                self._ended.put_nowait((engine, workflow_id, how_it_ended(workflow)))
+            how = end_to_tell(self._registry.get(workflow_id))
+            if how and (engine := self._table.engine_of(workflow_id)):
+                self._ended.put_nowait((engine, workflow_id, how))
             self._table.release(workflow_id)
             self._door.over(workflow_id)
 
@@ -350,4 +366,4 @@ class Ingress:
         return workflow
 
     def _workflow(self, workflow: Workflow) -> dict[str, Any]:
-        return workflow_view(workflow, self._table.engine_of(workflow.id), self._door.queued(workflow.id))
+        return workflow_view(workflow, self._id, self._table.engine_of(workflow.id), self._door.queued(workflow.id))

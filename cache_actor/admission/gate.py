@@ -74,6 +74,8 @@ class Gate:
                 member.since = starter.since
                 if starter.inside:
                     self._let_in(member, self._engine_for(member))
+            elif parent and not self._bounds.alone:
+                self._let_in(member, self._engine_for(member))
         if not member.inside and not self._enter(member):
             self._hold(member, priority)
             return None

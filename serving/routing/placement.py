@@ -94,7 +94,7 @@ class Placement:
         with_room = [engine for engine, load in self._load.items() if load < most]
         if key is None:
             return min(with_room, key=lambda engine: (calls.get(engine, 0), self._load[engine], engine))
-        return max(with_room, key=lambda engine: _weight(key, engine))
+        return max(with_room, key=lambda engine: weight(key, engine))
 
     def _forget_oldest(self) -> None:
         while len(self._engine_of) > self._max:
@@ -102,6 +102,6 @@ class Placement:
             self._load[engine] -= 1
 
 
-def _weight(key: str, engine: str) -> bytes:
+def weight(key: str, place: str) -> bytes:
     """Rendezvous weight (Thaler and Ravishankar 1998): each pair draws a number, the highest wins."""
-    return hashlib.blake2b(f"{engine}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()
+    return hashlib.blake2b(f"{place}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()

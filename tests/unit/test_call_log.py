@@ -16,7 +16,7 @@ from serving.call_log import ENDED_TOLD, MAX_ENDED, MAX_EVENTS, SEEN_CALLS, SEEN
 from serving.calls import Usage
 from serving.coordination import IN_FLIGHT
 from serving.health import Load
-from serving.identity import MAX_ID_CHARACTERS
+from serving.naming import MAX_ID_CHARACTERS
 from serving.sglang_plugin.losses import MAX_KEPT
 from serving.sglang_plugin.prefetch import MAX_RECEIPTS
 

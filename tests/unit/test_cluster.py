@@ -101,6 +101,16 @@ class TestState:
         assert not cluster.engines["e1"].ends
         assert "w" in cluster.workflows
 
+    def test_one_that_is_idle_where_it_was_before_goes_on_where_it_is(self) -> None:
+        cluster, one, two = Cluster(), MadeUpEngine("e1"), MadeUpEngine("e2")
+        cluster.hear(one.report(began("w"), over("w")), 1.0)
+        cluster.hear(two.report(began("w"), over("w")), 2.0)
+        cluster.hear(one.report(ended={"w": "idle"}), 3.0)
+        assert "w" in cluster.workflows
+        cluster.hear(two.report(ended={"w": "idle"}), 4.0)
+        assert "w" not in cluster.workflows
+        assert not cluster.engines["e1"].ends
+
     def test_a_trace_of_each_ended_workflow_is_to_be_learned(self) -> None:
         cluster, engine = Cluster(), MadeUpEngine()
         cluster.hear(engine.report(began("w", "a"), over("w", "a"), ended={"w": "deleted"}), 1.0)

@@ -91,6 +91,7 @@ class Cluster:
         for event in report.events:
             self._call(engine, event, now)
         for workflow, how in report.ended.items():
+            engine.ends.pop(workflow, None)
             state = self.workflows.get(workflow)
             if how == "idle" and state is not None and state.engine != engine.id:
                 state.engines.discard(engine.id)  # idle there, since it calls elsewhere

@@ -1,8 +1,8 @@
 """Which ingress a request goes to: the decision behind `serving.ingress_router`. Pure; time is a parameter.
 
 All requests that name one workflow in their headers, and those about it under `/v1/workflows/`, go to one ingress,
-which so knows the whole of it. Every proxy finds the same one by itself, by rendezvous hashing (Thaler and Ravishankar
-1998): an ingress that comes or goes moves only workflows of its own.
+which so knows the whole of it. Every proxy finds the same one by itself, by rendezvous hashing: an ingress that comes
+or goes moves only workflows of its own.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from serving.naming import BAGGAGE_HEADER, clean_id, workflow_named
-from serving.routing.placement import weight
+from serving.rendezvous import weight
 
 WORKFLOWS_PATH = "/v1/workflows/"
 KEY_HEADERS = ("authorization", "x-api-key")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
+
+from serving.rendezvous import weight
 
 
 class Placement:
@@ -100,8 +101,3 @@ class Placement:
         while len(self._engine_of) > self._max:
             _, engine = self._engine_of.popitem(last=False)
             self._load[engine] -= 1
-
-
-def weight(key: str, place: str) -> bytes:
-    """Rendezvous weight (Thaler and Ravishankar 1998): each pair draws a number, the highest wins."""
-    return hashlib.blake2b(f"{place}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()

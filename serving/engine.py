@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import psutil
@@ -25,10 +25,11 @@ from serving.config import AppConfig
 from serving.coordination import MIDDLE_PRIORITY, Coordination
 from serving.demand import EngineDemand
 from serving.engine_workflows import EngineWorkflows
-from serving.errors import ApiError, engine_down, sse_event
+from serving.errors import ApiError, engine_down
 from serving.health import EngineHealth, Load
 from serving.learned import LearnedFile
 from serving.logs import log_through_serve
+from serving.parts import Parts
 from serving.plan_sender import PlanSender
 from serving.processes import end_processes
 from serving.run_directory import RunDirectory
@@ -319,45 +320,6 @@ class EngineReplica:
     def __del__(self) -> None:
         """Ray Serve calls this when the replica stops, before it kills the actor."""
         self._release()
-
-
-class Parts:
-    """What the engine has said of one call and nobody has taken yet. Chunks that pile up are taken as one."""
-
-    def __init__(self) -> None:
-        self._untaken: list[Reply | bytes] = []
-        self._changed = asyncio.Event()
-        self._begun = False
-        self._ended = False
-
-    def put(self, part: Reply | bytes) -> None:
-        if not self._ended:
-            self._begun = True
-            self._untaken.append(part)
-            self._changed.set()
-
-    def fail(self, error: ApiError, as_reply: Callable[[ApiError], Reply]) -> None:
-        """Ends the call with an error: as its reply, or as the last event of a stream that has begun."""
-        self.put(sse_event(error) if self._begun else as_reply(error))
-        self.end()
-
-    def end(self) -> None:
-        self._ended = True
-        self._changed.set()
-
-    async def __aiter__(self) -> AsyncIterator[Reply | bytes]:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            untaken, self._untaken = self._untaken, []
-            chunks = [part for part in untaken if isinstance(part, bytes)]
-            for part in untaken:
-                if isinstance(part, Reply):
-                    yield part
-            if chunks:
-                yield b"".join(chunks)
-            if self._ended and not self._untaken:
-                return
 
 
 def _title(pid: int) -> str:

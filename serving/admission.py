@@ -161,6 +161,8 @@ class Admission:
 
     def placed(self, workflow: str, engine: str) -> None:
         """An engine has answered a call of a workflow: it lives there."""
+        if engine not in self._limits:  # it has just come, or is just gone
+            self.refresh()
         self._gate.placed(workflow, engine)
 
     def report(self) -> AdmissionReport:

@@ -55,6 +55,7 @@ class Reply:
 
     prompt_tokens: of the call's prompt; 0 if they were not counted.
     route: why the call went to this engine, as the ingress has it.
+    lost: the engine is down and says so; another may answer.
     """
 
     status: int
@@ -64,3 +65,4 @@ class Reply:
     retry_after_s: int | None = None
     prompt_tokens: int = 0
     route: str = ""
+    lost: bool = False

@@ -186,12 +186,19 @@ class EngineReplica:
 
     async def drain(self, query: EngineQuery, draining: bool) -> dict[str, Any]:
         """Whether the engine is to be left by its workflows from now on, one by one, and to get no new ones."""
+        self._check_asked(query)
         self._draining = draining
         return {"id": self._engine_id, "draining": draining}
 
     async def ask(self, query: EngineQuery, what: str) -> dict[str, Any]:
         """What the engine's cache says to `figures`, `dump` or `check`."""
+        self._check_asked(query)
         return await self._plans.ask(what)
+
+    def _check_asked(self, query: EngineQuery) -> None:
+        """Serve passes what was for an engine that is gone on to another."""
+        if query.engine != self._engine_id:
+            raise LookupError(f"engine {query.engine!r} is gone; this is {self._engine_id!r}")
 
     async def flush(self, query: EngineQuery) -> bool:
         """Empties the cache, which only an idle engine can; whether it did. For benchmarks."""

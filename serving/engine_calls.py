@@ -10,7 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RequestCancelledError
+from ray.serve.exceptions import (
+    BackPressureError,
+    DeploymentUnavailableError,
+    RayServeException,
+    RequestCancelledError,
+)
 from ray.serve.handle import DeploymentHandle
 
 from serving.calls import SSE, EngineCall, Reply
@@ -39,7 +44,7 @@ class EngineCalls:
         try:
             for attempt in range(2):
                 if attempt:
-                    self._table.counts["retried"] += 1
+                    self._table.retried()
                 try:
                     async with contextlib.aclosing(self._parts(call)) as parts:
                         async for part in parts:
@@ -65,11 +70,11 @@ class EngineCalls:
         try:
             reply = await self._first(anext(parts))
             finished = reply.media_type != SSE
-            if reply.status == 503:
+            if reply.lost:
                 self._leave(call)
                 raise _LostError("it says so", reply)
-            self._table.counted(call, reply.prompt_tokens)
-            decision = decision or self._table.decide(call)  # there was no engine when it was sent
+            # Serve has asked again if there was no engine when it was sent, or that one could not be reached.
+            decision = self._table.answered(call, reply.prompt_tokens) or decision
             yield replace(reply, route="" if decision is None else decision.why)
             async for part in parts:
                 yield part
@@ -83,7 +88,7 @@ class EngineCalls:
             raise self.down(f"none can be started ({type(error).__name__})") from error
         except (RequestCancelledError, TaskCancelledError) as error:
             raise self.down("the call was cancelled by the server") from error
-        except RayError as error:
+        except (RayError, RayServeException) as error:
             logger.exception("forecache: call %s failed", call.rid)
             raise ApiError(500, "the engine failed to answer; the log of the ingress has the reason") from error
         finally:
@@ -92,9 +97,8 @@ class EngineCalls:
 
     def _leave(self, call: EngineCall) -> None:
         """The engine of a call is lost."""
-        if (decision := self._table.decide(call)) is not None:
-            self._table.drop_engine(decision.engine)
-            logger.warning("forecache: engine %s is lost to call %s", decision.engine, call.rid)
+        if (engine := self._table.lost(call)) is not None:
+            logger.warning("forecache: engine %s is lost to call %s", engine, call.rid)
 
     def overloaded(self, reason: str) -> ApiError:
         return ApiError(429, reason, "overloaded", retry_after_s=self._limits.retry_after_s)

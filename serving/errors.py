@@ -16,6 +16,11 @@ _TYPES = {
 }
 
 
+# SGLang answers 503, too, with which it says no more than that it is busy: a full queue, a call that has waited for
+# too long or made way for another.
+ENGINE_UNAVAILABLE = "engine_unavailable"
+
+
 @dataclass(slots=True, eq=False)  # an exception has to be hashable
 class ApiError(Exception):
     """An error with its HTTP status. `retry_after_s` becomes the `Retry-After` header."""
@@ -54,7 +59,7 @@ def invalid_request(message: str, param: str | None = None, code: str | None = N
 
 def engine_down(reason: str, retry_after_s: int) -> ApiError:
     """503 for a call that an engine could not finish; safe to send again."""
-    return ApiError(503, f"the engine is down: {reason}", code="engine_unavailable", retry_after_s=retry_after_s)
+    return ApiError(503, f"the engine is down: {reason}", code=ENGINE_UNAVAILABLE, retry_after_s=retry_after_s)
 
 
 def sse_event(error: ApiError) -> bytes:

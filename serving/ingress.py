@@ -354,7 +354,7 @@ class Ingress:
         while True:
             await asyncio.sleep(_REHOME_PERIOD_S)
             self._table.rehome()
-            routing.show(self._table.counts)
+            routing.show(self._table.totals())
 
     async def _tell_end(self, engine: str, workflows: dict[str, str]) -> None:
         await self._queries.end_workflows.remote(EngineQuery(engine), workflows)

@@ -22,7 +22,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.managers.tokenizer_manager import TokenizerManager
 
 from serving.calls import JSON, SSE, EngineCall, Kind, Reply, Usage
-from serving.errors import ApiError, invalid_request, sse_event
+from serving.errors import ENGINE_UNAVAILABLE, ApiError, invalid_request, sse_event
 from serving.sglang_plugin.recorder import kv_hints, warm_up_hints
 from serving.validation import validated
 
@@ -223,7 +223,14 @@ class OpenAIApi:
             pass
 
     def error_reply(self, error: ApiError) -> Reply:
-        return Reply(error.status, JSON, self._engine_id, orjson.dumps(error.body()), retry_after_s=error.retry_after_s)
+        return Reply(
+            error.status,
+            JSON,
+            self._engine_id,
+            orjson.dumps(error.body()),
+            retry_after_s=error.retry_after_s,
+            lost=error.code == ENGINE_UNAVAILABLE,
+        )
 
     async def _stream(self, response: StreamingResponse, context: CallContext) -> AsyncIterator[Reply | bytes]:
         started = False

@@ -28,6 +28,12 @@ class EngineRouter(RequestRouter):
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         super().on_replica_actor_died(replica_id)
+        self._table.set_engines(replica.unique_id for replica in self.curr_replicas)
+
+    def on_replica_actor_unavailable(self, replica_id: ReplicaID) -> None:
+        """It may be back soon, or its node is dead and nobody knows yet: without this, Serve asks for an engine again
+        and again until that is known, and gets this one."""
+        super().on_replica_actor_unavailable(replica_id)
         self._table.drop_engine(replica_id.unique_id)
 
     async def choose_replicas(
@@ -42,8 +48,8 @@ class EngineRouter(RequestRouter):
         return [[chosen]] if chosen is not None else [candidate_replicas]
 
     def _chosen(self, target: Any, by_engine: Mapping[str, RunningReplica]) -> RunningReplica | None:
-        if isinstance(target, EngineQuery):
-            return by_engine.get(target.engine)
-        if not isinstance(target, EngineCall) or (decision := self._table.decide(target)) is None:
+        if isinstance(target, EngineQuery):  # of one that is lost, another answers: nobody waits for its end
+            return by_engine.get(target.engine) if target.engine in self._table.engines() else None
+        if not isinstance(target, EngineCall) or (decision := self._table.decide_again(target)) is None:
             return None
         return by_engine.get(decision.engine)

@@ -19,8 +19,10 @@ from serving.calls import EngineCall
 from serving.prompt_text import PromptLengths, texts_of
 from serving.routing import Decision, RoutedCall, Router, make_router
 
-# An engine that has failed a call gets none for so long, unless Serve says before that it is no more, in seconds.
+# An engine that has failed a call gets none for so long, unless Serve says before that it is no more; twice as long
+# each time that it fails its first call after that, but doubled at most so often.
 LOST_S = 5.0
+LOST_DOUBLINGS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,11 @@ class RoutingTable:
         self._clock = clock
         self._lock = threading.RLock()
         self._named: frozenset[str] = frozenset()
-        self._lost: dict[str, float] = {}
+        self._lost: dict[str, float] = {}  # until when
+        self._failures: Counter[str] = Counter()  # of an engine since it has last answered
         self._running: Counter[str] = Counter()  # of each engine that there is
         self._homes: OrderedDict[str, str] = OrderedDict()
-        self._flights: dict[str, _Flight] = {}
+        self._flights: dict[str, _Flight | None] = {}  # calls that are open; None: not on their way to an engine
         self._lengths = PromptLengths()
         self.counts: Counter[str] = Counter()
 
@@ -60,13 +63,16 @@ class RoutingTable:
         with self._lock:
             self._named = frozenset(engines)
             self._lost = {engine: until for engine, until in self._lost.items() if engine in self._named}
+            self._failures = Counter({engine: self._failures[engine] for engine in self._failures.keys() & self._named})
             self._renew()
 
     def drop_engine(self, engine: str) -> None:
-        """An engine has failed a call: it gets none for a while."""
+        """An engine has failed a call, or cannot be reached: it gets none for a while."""
         with self._lock:
-            if engine in self._named:
-                self._lost[engine] = self._clock() + LOST_S
+            self._renew()
+            if engine in self._running:  # or it was dropped before, by another call that it has failed
+                self._lost[engine] = self._clock() + LOST_S * 2 ** min(self._failures[engine], LOST_DOUBLINGS)
+                self._failures[engine] += 1
                 self._renew()
 
     def engines(self) -> list[str]:
@@ -98,8 +104,7 @@ class RoutingTable:
         """Where a call goes: the same answer until `over`, as long as that engine is there; None without engines."""
         with self._lock:
             self._renew()
-            flight = self._flights.get(call.rid)
-            if flight is not None and flight.decision.engine in self._running:
+            if (flight := self._flights.setdefault(call.rid, None)) is not None:
                 return flight.decision
             asked, characters = self._asked(call)
             decision = self._router.route(asked, self._running, self._clock())
@@ -114,17 +119,45 @@ class RoutingTable:
                 self._homes.popitem(last=False)
             return decision
 
-    def counted(self, call: EngineCall, prompt_tokens: int) -> None:
-        """An engine has counted the tokens of a call's prompt."""
+    def decide_again(self, call: EngineCall) -> Decision | None:
+        """The same of a call for which `decide` was asked before; None once it is over. Serve may still look for an
+        engine when a client has left, and what it then began nobody would end."""
         with self._lock:
-            if (flight := self._flights.get(call.rid)) is not None:
-                self._lengths.counted(flight.characters, prompt_tokens)
+            return self.decide(call) if call.rid in self._flights else None
+
+    def lost(self, call: EngineCall) -> str | None:
+        """A call was failed by its engine, which is dropped and returned; None if it was dropped before."""
+        with self._lock:
+            if (flight := self._flights.get(call.rid)) is None:
+                return None
+            self.drop_engine(flight.decision.engine)
+            return flight.decision.engine
+
+    def answered(self, call: EngineCall, prompt_tokens: int) -> Decision | None:
+        """An engine has begun to answer a call, and counted the tokens of its prompt; why it was sent there. None: the
+        engine was dropped meanwhile."""
+        with self._lock:
+            if (flight := self._flights.get(call.rid)) is None:
+                return None
+            self._lengths.counted(flight.characters, prompt_tokens)
+            self._failures.pop(flight.decision.engine, None)
+            return flight.decision
+
+    def retried(self) -> None:
+        """A call is sent once more."""
+        with self._lock:
+            self.counts["retried"] += 1
+
+    def totals(self) -> Counter[str]:
+        """The counts as they are now."""
+        with self._lock:
+            return self.counts.copy()
 
     def over(self, call: EngineCall) -> None:
         """A call has been answered, or never will be."""
         with self._lock:
             flight = self._flights.pop(call.rid, None)
-            if flight is not None and flight.decision.engine in self._running:
+            if flight is not None:
                 self._running[flight.decision.engine] -= 1
                 self._router.answered(flight.workflow, flight.decision.engine)
 
@@ -149,7 +182,9 @@ class RoutingTable:
             return
         self._running = Counter({engine: self._running[engine] for engine in sorted(there)})
         self._homes = OrderedDict((one, engine) for one, engine in self._homes.items() if engine in there)
-        self._flights = {rid: one for rid, one in self._flights.items() if one.decision.engine in there}
+        for rid, flight in self._flights.items():
+            if flight is not None and flight.decision.engine not in there:
+                self._flights[rid] = None
         self._router.set_engines(there)
 
     def _asked(self, call: EngineCall) -> tuple[RoutedCall, int]:

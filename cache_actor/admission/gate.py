@@ -97,16 +97,20 @@ class Gate:
         return came
 
     def placed(self, workflow: str, engine: str) -> None:
-        """A workflow that is in lives on an engine: what the router made of the gate's word."""
+        """A workflow that is in lives on an engine: what the router made of the gate's word. On one of which
+        `set_limits` has not told, or that is gone, it counts nowhere until it is placed anew."""
         member = self._members.get(workflow)
         if member is None or not member.inside or member.engine == engine:
             return
         if member.engine is not None:
             self._rooms[member.engine].drop(member)
+        member.engine = None
+        if (room := self._rooms.get(engine)) is None:
+            return
         member.engine = engine
-        self._rooms.setdefault(engine, Room()).take(member)
+        room.take(member)
         if not member.running:
-            self._rooms[engine].rest(member, member.idle_until)
+            room.rest(member, member.idle_until)
 
     def note(self, workflow: str, tokens: int, gap_s: float = 0.0, remaining: float = 1.0) -> None:
         """What is known of a workflow: tokens of its context, seconds to its next call, calls until it ends."""

@@ -124,6 +124,29 @@ class TestModes:
         door.refresh()
         assert held.engine == "e2"
 
+    async def test_an_engine_that_has_just_come_counts_from_its_first_answer(self) -> None:
+        door = Door(mode=1)
+        enter(door, *"ab")
+        door.there = ["e0", "e1", "e2"]
+        door.placed("a", "e2")
+        assert [(engine["id"], engine["admitted"]) for engine in door.status()["engines"]] == [
+            ("e0", 0),
+            ("e1", 1),
+            ("e2", 1),
+        ]
+
+    async def test_the_last_word_of_an_engine_that_is_gone_lets_nobody_in_there(self) -> None:
+        door = Door(mode=1)
+        first, second = enter(door, *"ab")
+        held = enter(door, *"cd")
+        door.there = ["e1"]
+        door.placed(first.workflow, "e0")
+        for ticket in (first, second):
+            answered(door, ticket)
+        assert [ticket.held for ticket in held] == [True, True]
+        door.over("b")
+        assert [(ticket.held, ticket.engine) for ticket in held] == [(False, "e1"), (True, None)]
+
     @pytest.mark.parametrize(("written", "meant"), [(True, "on"), (False, "off"), ("on", "on"), (3, 3)])
     def test_a_mode_as_yaml_reads_it(self, written: Any, meant: Any) -> None:
         assert AdmissionConfig(mode=written).mode == meant

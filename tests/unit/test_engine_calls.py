@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
-from ray.serve.exceptions import BackPressureError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
+from ray.serve.exceptions import BackPressureError, RayServeException
 
 from cache_actor.messages import RequestIdentity
 from serving.calls import JSON, SSE, EngineCall, Reply
@@ -19,9 +20,11 @@ from serving.routing_table import RoutingTable
 
 CALL = EngineCall("chat", {"messages": []}, RequestIdentity("w", "a", source="header"), "rid")
 DEAD = ActorDiedError()
-DOWN = Reply(503, JSON, "?", b"down", retry_after_s=1)
+AWAY = ActorUnavailableError("its node is dead, and nobody knows", None)
+DOWN = Reply(503, JSON, "?", b"down", retry_after_s=1, lost=True)
 
-Said = list[Reply | bytes | Exception]
+Said = list[Reply | bytes | Exception] | None
+"""What an engine says; None: never anything."""
 
 
 class Response:
@@ -35,7 +38,9 @@ class Response:
         return self._parts()
 
     async def _parts(self) -> AsyncIterator[Reply | bytes]:
-        for one in self.said:
+        if self.said is None:
+            await asyncio.Event().wait()
+        for one in self.said or ():
             await asyncio.sleep(0)
             if isinstance(one, Exception):
                 raise one
@@ -77,7 +82,7 @@ def on_first(first: Said) -> Callable[[str, int], Said]:
     return lambda engine, number: first if number == 1 else [Reply(200, JSON, engine, b"fine")]
 
 
-@pytest.mark.parametrize("first", [[DEAD], [DOWN]], ids=["dead", "says it is down"])
+@pytest.mark.parametrize("first", [[DEAD], [AWAY], [DOWN]], ids=["dead", "unavailable", "says it is down"])
 async def test_a_call_that_has_said_nothing_is_sent_to_another_engine_once(first: Said) -> None:
     engines = Engines(on_first(first), ["a", "b"])
     (reply,) = await engines.answers()
@@ -118,9 +123,36 @@ async def test_a_stream_that_has_begun_is_not_begun_again() -> None:
     assert len(engines.table.engines()) == 1
 
 
+async def test_calls_that_are_lost_with_an_engine_are_all_answered_by_the_other() -> None:
+    engines = Engines(lambda engine, number: [DEAD] if number <= 5 else [Reply(200, JSON, engine, b"fine")], ["a", "b"])
+    calls = EngineCalls(engines, engines.table, LimitsConfig())  # type: ignore[arg-type]
+
+    async def reply(number: int) -> Reply | bytes:
+        (said,) = [part async for part in calls.parts(replace(CALL, rid=f"r{number}"))]
+        return said
+
+    replies = await asyncio.gather(*(reply(number) for number in range(5)))
+    assert len(set(engines.asked[:5])) == 1
+    assert engines.table.engines() == [engines.asked[5]]
+    assert {one.engine for one in replies if isinstance(one, Reply)} == {engines.asked[5]}
+    assert engines.table._flights == {}
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_an_engine_that_is_only_busy_is_not_left(status: int) -> None:
+    busy = Reply(status, JSON, "a", b"the request queue is full", retry_after_s=1)
+    engines = Engines(on_first([busy]), ["a", "b"])
+    (reply,) = await engines.answers()
+    assert isinstance(reply, Reply)
+    assert (reply.status, reply.body) == (status, busy.body)
+    assert len(engines.asked) == 1
+    assert engines.table.engines() == ["a", "b"]
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
+        (RayServeException("of a kind that nobody expects"), 500),
         (BackPressureError(num_queued_requests=1, max_queued_requests=1), 429),
         (RayTaskError("f", "", ValueError()), 500),
     ],
@@ -150,3 +182,18 @@ async def test_a_client_that_leaves_cancels_the_call() -> None:
     await parts.aclose()
     assert engines.responses[0].cancelled
     assert engines.table._flights == {}
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_client_that_leaves_before_the_first_word_leaves_nothing_behind(steps: int) -> None:
+    engines = Engines(lambda engine, number: [DEAD] if number == 1 else None, ["a", "b"])
+    call = asyncio.ensure_future(engines.answers())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert all(response.cancelled for response in engines.responses)
+    assert engines.table._flights == {}
+    assert not any(engines.table._running.values())
+    assert engines.table.decide_again(CALL) is None

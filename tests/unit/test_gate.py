@@ -230,6 +230,18 @@ class TestEngines:
         assert (list(gate.inside("e0")), list(gate.inside("e1"))) == ([], ["w"])
         assert gate.ask("w", 1.0) == "e1"
 
+    def test_one_that_is_placed_on_an_engine_that_is_gone_lets_nobody_in_there(self) -> None:
+        gate = gate_of({"e0": 1, "e1": 1})
+        fill(gate, "a", "b")
+        assert gate.ask("waits", 1.0) is None
+        gate.set_limits({"e1": 1}, 2.0)
+        gate.placed("a", "e0")
+        gate.placed("b", "never heard of")
+        assert gate.admitted(3.0) == [("waits", "e1")]
+        assert gate.ask("another", 4.0) is None
+        gate.placed("a", "e1")
+        assert set(gate.inside("e1")) == {"a", "waits"}
+
     def test_workflows_of_an_engine_that_is_gone_go_on_and_count_where_they_come_to_live(self) -> None:
         gate = gate_of({"e0": 1, "e1": 1}, pause_after_s=100.0)
         fill(gate, "a", "b")
@@ -378,9 +390,9 @@ class GateMachine(RuleBasedStateMachine):
 
     @rule(number=st.integers(0, 25), engine=st.sampled_from(ENGINES))
     def re_home(self, number: int, engine: str) -> None:
-        if engine in self.limits:
-            self.gate.placed(f"w{number}", engine)
-            self._let_in()
+        self.gate.placed(f"w{number}", engine)
+        self._let_in()
+        assert self.gate._rooms.keys() == self.limits.keys()
 
     @rule(number=st.integers(0, 25), tokens=st.integers(0, 9000), gap_s=st.floats(0, 60))
     def note(self, number: int, tokens: int, gap_s: float) -> None:

@@ -16,7 +16,7 @@ from cache_actor.messages import RequestIdentity
 from cache_actor.snapshots import Resident
 from serving.calls import EngineCall
 from serving.routing import Decision, make_router
-from serving.routing_table import LOST_S, RoutingTable, routing_table
+from serving.routing_table import LOST_DOUBLINGS, LOST_S, RoutingTable, routing_table
 
 ENGINES = ["a", "b", "c"]
 
@@ -90,6 +90,55 @@ class TestAnyRouter:
             desk.table.drop_engine(engine)
         assert desk.table.decide(call("r")) is None
 
+    def test_an_engine_that_fails_again_and_again_is_tried_ever_less_often_until_it_answers(self, router: str) -> None:
+        desk = Desk(router)
+        desk.table.set_engines(["a"])
+
+        def fails() -> float:
+            failed = [call("r"), call("s")]
+            for one in failed:
+                desk.decided(one)
+            for one in failed:  # the second is no new failure
+                desk.table.lost(one)
+                desk.table.over(one)
+            begin = desk.clock.now
+            while not desk.table.engines():
+                desk.clock.now += 0.5
+            return desk.clock.now - begin
+
+        expected = [LOST_S * 2 ** min(number, LOST_DOUBLINGS) for number in range(LOST_DOUBLINGS + 3)]
+        assert [fails() for _ in expected] == pytest.approx(expected, abs=0.6)
+        desk.decided(call("t"))
+        desk.table.answered(call("t"), 10)
+        assert fails() == pytest.approx(LOST_S, abs=0.6)
+
+    def test_calls_that_an_engine_fails_together_cost_no_other_engine(self, router: str) -> None:
+        desk = Desk(router)
+        calls = [call(f"r{number}", "one workflow") for number in range(5)]
+        by_engine = {one.rid: desk.decided(one).engine for one in calls}
+        lost = by_engine["r0"]
+        failed = [one for one in calls if by_engine[one.rid] == lost]
+        assert [desk.table.lost(one) for one in failed] == [lost, *[None] * (len(failed) - 1)]
+        assert desk.table.engines() == [engine for engine in ENGINES if engine != lost]
+
+    def test_a_call_that_is_over_gets_no_engine_when_serve_asks_for_it_late(self, router: str) -> None:
+        desk = Desk(router)
+        assert desk.decided(call("r")) is desk.table.decide_again(call("r"))
+        desk.table.over(call("r"))
+        assert desk.table.decide_again(call("r")) is None
+        assert desk.table._flights == {}
+        assert not any(desk.table._running.values())
+
+    def test_a_call_that_came_before_the_first_engine_gets_it_when_serve_asks_again(self, router: str) -> None:
+        desk = Desk(router)
+        desk.table.set_engines([])
+        assert desk.table.decide(call("r")) is None
+        desk.table.set_engines(["b"])
+        decision = desk.table.decide_again(call("r"))
+        assert decision is not None
+        assert decision.engine == "b"
+        assert desk.table.answered(call("r"), 10) is decision
+
     def test_an_engine_that_serve_names_no_more_is_not_waited_for(self, router: str) -> None:
         desk = Desk(router)
         desk.table.drop_engine("a")
@@ -155,7 +204,7 @@ class TestPrompts:
         for number in range(100):
             asked = call(f"r{number}", prompt="x" * 1000)
             desk.decided(asked)
-            desk.table.counted(asked, 900)
+            desk.table.answered(asked, 900)
             desk.table.over(asked)
         routed, characters = desk.table._asked(call("s", prompt="x" * 2000))
         assert characters == 2000
@@ -195,9 +244,22 @@ class Story(RuleBasedStateMachine):
         asked = call(f"r{self.number}", workflow)
         decision = self.desk.table.decide(asked)
         assert (decision is None) == (not self.desk.table.engines())
+        self.open[asked.rid] = asked
         if decision is not None:
             assert decision.engine in self.desk.table.engines()
-            self.open[asked.rid] = asked
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def fail(self, data: st.DataObject) -> None:
+        asked = self.open[data.draw(st.sampled_from(sorted(self.open)))]
+        before = set(self.desk.table.engines())
+        lost = self.desk.table.lost(asked)
+        assert before - set(self.desk.table.engines()) == ({lost} - {None})
+
+    @rule(number=st.integers(1, 30))
+    def ask_again(self, number: int) -> None:
+        decision = self.desk.table.decide_again(call(f"r{number}"))
+        assert decision is None or (f"r{number}" in self.open and decision.engine in self.desk.table.engines())
 
     @precondition(lambda self: self.open)
     @rule(data=st.data())
@@ -227,7 +289,8 @@ class Story(RuleBasedStateMachine):
         table = self.desk.table
         assert set(table.load()) == set(table.engines())
         assert all(count >= 0 for count in table._running.values())
-        assert sum(table._running.values()) == len(table._flights) <= len(self.open)
+        assert sum(table._running.values()) == sum(one is not None for one in table._flights.values())
+        assert table._flights.keys() == self.open.keys()
 
 
 TestStory = Story.TestCase
@@ -246,10 +309,14 @@ def test_eight_threads_leave_the_counts_right() -> None:
                 table.decide(asked)
                 if i % 7 == 0:
                     table.drop_engine(ENGINES[number % 3])
+                elif i % 7 == 1:
+                    table.lost(asked)
                 elif i % 7 == 3:
                     table.set_engines(ENGINES)
                 table.rehome()
                 table.over(asked)
+                table.decide_again(asked)
+                table.totals()
                 table.release(f"w{i % 50}")
         except BaseException as error:
             errors.append(error)

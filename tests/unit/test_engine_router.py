@@ -46,7 +46,9 @@ class Serve:
         self.now = 1000.0
         self.table = routing_table(name, router)
         self.table._clock = lambda: self.now
-        self.router = EngineRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, initial_backoff_s=0.01, max_backoff_s=0.01)
+        self.router = EngineRouter(
+            DEPLOYMENT, DeploymentHandleSource.REPLICA, initial_backoff_s=0.01, max_backoff_s=0.01
+        )
         self.router.initialize_state(name, router, {}, 100)
         self.replicas = {engine: Replica(engine) for engine in ENGINES}
         self.name(ENGINES)

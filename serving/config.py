@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloa
 
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.policies import make_policy
-from serving.routing import make_router
+from serving.routing import make_router, router_names
 
 
 class StrictModel(BaseModel):
@@ -316,11 +316,22 @@ class RouterConfig(StrictModel):
     parameters: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the router: see `serving.routing.workflow_router`."
     )
+    others: tuple[str, ...] = Field(
+        (),
+        description="Routers of yours, as `package.module:Class`, that it may be switched to while it runs, besides "
+        "those that are built in: `forecache router NAME`.",
+    )
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         make_router(self.name, **self.parameters)
+        for other in self.others:
+            make_router(other)
         return self
+
+    def choices(self) -> list[str]:
+        """What it may be switched to while it runs. Import paths are the operator's to say, not a client's."""
+        return sorted({self.name, *self.others, *router_names()})
 
 
 class AppConfig(StrictModel):

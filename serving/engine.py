@@ -202,7 +202,10 @@ class EngineReplica:
 
     async def flush(self, query: EngineQuery) -> bool:
         """Empties the cache, which only an idle engine can; whether it did. For benchmarks."""
-        return bool((await self._engine.tokenizer_manager.flush_cache()).success)
+        emptied = bool((await self._engine.tokenizer_manager.flush_cache()).success)
+        if emptied and self._coordination is not None:
+            self._coordination.emptied()
+        return emptied
 
     async def close_sessions(self, query: EngineQuery, sessions: list[str]) -> None:
         """Ends sessions of SGLang's own `enable_session_radix_cache`, with which benchmarks compare."""

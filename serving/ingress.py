@@ -193,6 +193,26 @@ class Ingress:
         logger.warning("forecache: admission is switched to %s", mode)
         return self._door.status()
 
+    @api.get("/v1/router")
+    async def router(self) -> dict[str, Any]:
+        return self._table.status()
+
+    @api.post("/v1/router")
+    async def switch_router(self, request: Request) -> dict[str, Any]:
+        asked = await read_json(request, self._config.limits.max_body_bytes)
+        name, parameters, choices = asked.get("name"), asked.get("parameters", {}), self._config.router.choices()
+        if name not in choices:
+            reason = f"choose from {', '.join(choices)}; others are named in router.others when the server starts"
+            raise invalid_request(f"name cannot be {name!r}; {reason}", param="name")
+        if not isinstance(parameters, dict):
+            raise invalid_request(f"parameters cannot be {parameters!r}; an object is needed", param="parameters")
+        try:
+            self._table.switch(name, parameters)
+        except ValueError as error:
+            raise invalid_request(str(error), param="parameters") from error
+        logger.warning("forecache: calls are routed by %s %s", name, parameters)
+        return self._table.status()
+
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
         if state is not None and state not in list(State):

@@ -93,6 +93,10 @@ class Router(ABC):
         """A snapshot has come. By default nobody looks at it."""
         return
 
+    def adopt(self, workflow: str, engine: str) -> None:
+        """A workflow lives on an engine, as another router has decided. By default nobody remembers where it lives."""
+        return
+
     def answered(self, workflow: str, engine: str) -> str | None:
         """A call is over. The engine that its workflow has left for good, whose copy may be retired now; often None."""
         return None
@@ -123,7 +127,7 @@ def router_names() -> list[str]:
     return sorted(_MAKERS)
 
 
-def make_router(name: str, **parameters: Any) -> Router:
+def make_router(name: str, /, **parameters: Any) -> Router:
     """A router by its name, or by `package.module:Class`.
 
     Raises:

@@ -22,9 +22,15 @@ class Placement:
     Args:
         overload_bound: at least 1.
         max_workflows: placements that are remembered; the longest unused is forgotten first.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
     def __init__(self, overload_bound: float = 1.25, max_workflows: int = 100_000) -> None:
+        for name, value in (("overload_bound", overload_bound), ("max_workflows", max_workflows)):
+            if not value >= 1:
+                raise ValueError(f"{name} is {value:g}; give at least 1")
         self._bound = overload_bound
         self._max = max_workflows
         self._engine_of: OrderedDict[str, str] = OrderedDict()
@@ -53,6 +59,12 @@ class Placement:
         engine = self._engine_of.pop(workflow, None)
         if engine is not None:
             self._load[engine] -= 1
+
+    def adopt(self, workflow: str, engine: str) -> None:
+        """The workflow lives on that engine, whatever its hash says and however many are there; if there is such."""
+        if engine in self._load:
+            self.release(workflow)
+            self.place(workflow, None, True, wanted=engine)
 
     def place(
         self,

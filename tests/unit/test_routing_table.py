@@ -15,7 +15,7 @@ from snapshots_of_engines import snapshot
 from cache_actor.messages import RequestIdentity
 from cache_actor.snapshots import Resident
 from serving.calls import EngineCall
-from serving.routing import Decision, make_router
+from serving.routing import Decision
 from serving.routing_table import LOST_DOUBLINGS, LOST_S, RoutingTable, routing_table
 
 ENGINES = ["a", "b", "c"]
@@ -40,7 +40,7 @@ class Desk:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.table = RoutingTable(make_router(self.router), clock=self.clock)
+        self.table = RoutingTable(self.router, clock=self.clock)
         self.table.set_engines(ENGINES)
 
     def see(self, *resident: tuple[str, str], **fields: Any) -> None:
@@ -189,7 +189,7 @@ class TestWorkflows:
         assert desk.table.engine_of("w") is None
 
     def test_the_longest_unused_is_forgotten_beyond_the_limit(self) -> None:
-        table = RoutingTable(make_router("session-hash"), max_workflows=2)
+        table = RoutingTable("session-hash", max_workflows=2)
         table.set_engines(ENGINES)
         for name in ("x", "y", "x", "z"):
             table.decide(call(f"r-{name}-{table.counts}", name))
@@ -224,7 +224,7 @@ class TestPrompts:
         )
     )
     def test_any_body_can_be_routed(self, body: dict[str, Any]) -> None:
-        table = RoutingTable(make_router("serving.benchmark.routers.prefix_affinity:PrefixAffinity"))
+        table = RoutingTable("serving.benchmark.routers.prefix_affinity:PrefixAffinity")
         table.set_engines(ENGINES)
         assert table.decide(replace(call("r"), body=body)) is not None
 
@@ -298,7 +298,7 @@ TestStory = Story.TestCase
 
 @pytest.mark.timeout(60)
 def test_eight_threads_leave_the_counts_right() -> None:
-    table = RoutingTable(make_router("workflow"))
+    table = RoutingTable("workflow")
     table.set_engines(ENGINES)
     errors: list[BaseException] = []
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from serving.benchmark.contestants import Contestant
+from serving.benchmark.contestants import ROUTED_BY, Contestant
 from serving.benchmark.driver.plan_desk import PlanDesk
 from serving.benchmark.driver.planner import COALESCE_S
 from serving.benchmark.forecasts import Word, source_of
@@ -102,7 +102,7 @@ class Replay:
     def name(self) -> str:
         """Of the policy, and of the router if there is one."""
         router = self._setup.router
-        return self._contestant.name if router is None else f"{self._contestant.name}, {router}"
+        return self._contestant.name if router is None else f"{self._contestant.name}{ROUTED_BY}{router}"
 
     def _routing(self) -> Switchboard | None:
         setup = self._setup

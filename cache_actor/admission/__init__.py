@@ -10,6 +10,7 @@ from cache_actor.admission import (
     balance_limit,
     fixed_limit,
     gradient_limit,
+    miss_curve_limit,
     pause_limit,
     working_set_limit,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "fixed_limit",
     "gradient_limit",
     "make_controller",
+    "miss_curve_limit",
     "pause_limit",
     "working_set_limit",
 ]

@@ -44,7 +44,7 @@ def at_once(replay: Replay, workload: Workload) -> int:
     return max(sum(first[other] <= begin < last[other] for other in first) for begin in first.values())
 
 
-@pytest.mark.parametrize("limit", ["1", "3", "balance", "aimd", "working-set", "gradient", "pause"])
+@pytest.mark.parametrize("limit", ["1", "3", "miss-curve", "balance", "aimd", "working-set", "gradient", "pause"])
 @pytest.mark.parametrize("engines", [1, 2])
 def test_every_call_of_every_workflow_is_served(limit: str, engines: int) -> None:
     replay = replayed(f"lru@{limit}", engines=engines)
@@ -64,7 +64,7 @@ def test_a_limit_that_nobody_reaches_changes_nothing() -> None:
     assert ends(replayed("lru@24")) == pytest.approx(ends(replayed("lru")), abs=0.01)
 
 
-@pytest.mark.parametrize("limit", ["balance", "aimd", "working-set", "gradient", "pause"])
+@pytest.mark.parametrize("limit", ["miss-curve", "balance", "aimd", "working-set", "gradient", "pause"])
 def test_without_pressure_everybody_comes_in_at_once(limit: str) -> None:
     roomy = replayed(f"reuse@{limit}", share=60.0)
     assert not any("limit" in sample for sample in roomy.record.timeline)

@@ -10,7 +10,7 @@ import pytest
 from cache_actor.admission import LimitController, Signals, make_controller
 from cache_actor.admission.pressure import CALM_S
 
-FOUND = ("balance", "aimd", "working-set", "pause", "gradient")
+FOUND = ("miss-curve", "balance", "aimd", "working-set", "pause", "gradient")
 CONTEXT = 1000
 
 
@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, room: int = 12, wanted: int = 60) -> None:
         self.room, self.wanted = room, wanted
-        self.now = Signals(0.0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, room * CONTEXT, 0)
+        self.now = Signals(0.0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, room * CONTEXT, 0)
 
     def run(self, controller: LimitController, seconds: int) -> list[int | None]:
         """The limit after each second."""
@@ -45,6 +45,7 @@ class Engine:
                 busy_s=self.now.busy_s + min(1.0, prefill + 0.2),
                 computed=self.now.computed + round(done * (new + again)),
                 regret=self.now.regret + round(done * again),
+                reused=self.now.reused + round(done * inside * (1.0 - evicted) * CONTEXT / 4),
                 output=self.now.output + round(done * new),
                 working_set=inside * CONTEXT,
             )

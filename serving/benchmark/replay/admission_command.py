@@ -12,6 +12,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from cache_actor.admission.base import DEFAULT_CONTROLLER
 from serving.benchmark.contestants import ContestantError, contestant
 
 EXIT_CANNOT = 2
@@ -28,7 +29,7 @@ def admission(
     policy: Annotated[str, typer.Option(help="Policies of the cache, by commas.")] = "lru,reuse",
     limits: Annotated[
         str, typer.Option(help="Workflows at once, by commas: numbers, off, and names of what finds one.")
-    ] = "8,12,16,24,32,48,off,balance",
+    ] = f"8,12,16,24,32,48,off,{DEFAULT_CONTROLLER}",
     rates: Annotated[str, typer.Option(help="Arrivals as multiples of the capacity, by commas.")] = "0.5,1,1.5,2,3",
     per_second: Annotated[
         float | None,

@@ -103,9 +103,9 @@ def contestant(name: str) -> Contestant:
     """A policy by its name, which may end in `+prefetch` or, for the ablation, `+aggressive`.
 
     Before that, parameters may stand: `reuse-markov:guard=false:features=steps/uses`, lists by `/`. At the end may
-    follow who is let in: `@16` for so many workflows at once on an engine, or `@balance` for what finds the number,
-    with its parameters (`@balance:weight=2`). And after a comma who says where calls go (`lru, session-hash`), with
-    parameters likewise.
+    follow who is let in: `@16` for so many workflows at once on an engine, or `@miss-curve` for what finds the number,
+    with its parameters (`@miss-curve:least=2`). And after a comma who
+    says where calls go (`lru, session-hash`), with parameters likewise.
 
     Raises:
         ContestantError: there is no such policy, router or parameter, or it has no forecasts to prefetch by.

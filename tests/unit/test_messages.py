@@ -176,7 +176,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-WORK_PARTS: list[Any] = [9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000]
+WORK_PARTS: list[Any] = [9.5, 1.5, 2.5, 70, 8, 30, 50, 4000, 9000]
 BEAT: list[Any] = ["beat", 0, 1, 2, 3, 4, 5, 6.0, 7, WORK_PARTS]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
@@ -219,7 +219,7 @@ ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PA
 DELTA: list[Any] = ["e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False, 0.25, 0.5]
 SNAPSHOTS_ASKED: list[Any] = ["snapshots_asked", -1]
 SNAPSHOTS: list[Any] = ["snapshots", 3, 2.75, True, [DELTA], ["f"]]
-EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000)
+EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 50, 4000, 9000)
 EXAMPLE_PLAN = EnginePlan(
     plan=1,
     time_to_live_s=2.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cache_actor.admission import Gate, LimitController, Signals, make_controller
+from cache_actor.admission import Bounds, Gate, LimitController, Signals, make_controller
 from serving.benchmark.contestants import Contestant
 from serving.benchmark.replay.engine import ModelEngine
 
@@ -17,28 +17,34 @@ class Door:
 
     Attributes:
         limits: the latest, by place; None: everybody.
+        longest_wait_s: of the calls that were held, so far.
     """
 
-    def __init__(self, contestant: Contestant, engines: Sequence[ModelEngine]) -> None:
+    def __init__(self, contestant: Contestant, engines: Sequence[ModelEngine], bounds: Bounds) -> None:
         self._engines = engines
-        self._gate = Gate()
+        self._gate = Gate(bounds)
         self._controllers: list[LimitController] = [
             make_controller(contestant.admission, contestant.admission_parameters) for _ in engines
         ]
         self._contexts: dict[str, int] = {}
+        self.longest_wait_s = 0.0
         self.limits: list[int | None] = [None] * len(engines)
         self.observe(0.0)
 
     def ask(self, workflow: str, now: float) -> int | None:
-        """The place of the engine to which a call may go now; None: it is held."""
+        """The place of the engine to which a call may go now; None: it is held.
+
+        Raises:
+            Refused: it may not wait.
+        """
         engine = self._gate.ask(workflow, now)
         return None if engine is None else int(engine)
 
-    def done(self, workflow: str, context_tokens: int, gap_s: float) -> None:
+    def done(self, workflow: str, now: float, context_tokens: int, gap_s: float) -> None:
         """A call is over; its workflow's context is so long, and its next call so far."""
         self._contexts[workflow] = context_tokens
         self._gate.note(workflow, context_tokens, gap_s)
-        self._gate.done(workflow)
+        self._gate.done(workflow, now)
 
     def over(self, workflow: str, now: float | None = None) -> None:
         self._contexts.pop(workflow, None)
@@ -46,7 +52,9 @@ class Door:
 
     def admitted(self, now: float | None = None) -> list[tuple[str, int]]:
         """The workflows whose calls are held no more, each with the place of its engine."""
-        return [(workflow, int(engine)) for workflow, engine in self._gate.admitted(now)]
+        came = [(workflow, int(engine)) for workflow, engine in self._gate.admitted(now)]
+        self.longest_wait_s = max([self.longest_wait_s, *(event.waited_s for event in self._gate.take_events())])
+        return came
 
     def observe(self, now: float) -> None:
         """Finds the limits anew."""
@@ -73,7 +81,8 @@ class Door:
             prefill_s=engine.prefill_s,
             busy_s=engine.busy_s,
             computed=engine.computed,
-            regret=engine.cache.counters["regret"],
+            regret=engine.cache.regret,
+            reused=engine.cache.reused,
             output=engine.generated,
             working_set=sum(self._contexts.get(workflow, 0) for workflow in inside),
             growth=0,

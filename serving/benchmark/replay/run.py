@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from cache_actor.admission import Refused
 from serving.benchmark.contestants import ROUTED_BY, Contestant
 from serving.benchmark.driver.plan_desk import PlanDesk
 from serving.benchmark.driver.planner import COALESCE_S
@@ -33,6 +34,8 @@ VOCABULARY = 1 << 40
 LOAD_PERIOD_S = 0.005
 SAMPLES = 200
 PROGRESS_CALLS = 20
+# When a client comes again that was refused and not told when, in seconds.
+RETRY_S = 2.0
 
 Progress = Callable[[int], None]
 
@@ -69,7 +72,7 @@ class Replay:
         self._awaited: set[int] = set()  # engines that a plan is about to be sent to
         self._future = Future(setup.workload, first_pass) if first_pass is not None else None
         self._engines = [self._engine() for _ in range(setup.engines)]
-        self._door = Door(contestant, self._engines) if contestant.admission != "off" else None
+        self._door = Door(contestant, self._engines, setup.bounds) if contestant.admission != "off" else None
         self._held: dict[str, tuple[Workflow, int]] = {}
         self._open = len(setup.workload.workflows)
         self._homes: dict[str, int] = {}
@@ -97,6 +100,11 @@ class Replay:
         if isinstance(engine.cache, ClairvoyantCache) and self._future is not None:
             engine.cache.future = self._future
         return engine
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Of the calls that a limit held."""
+        return 0.0 if self._door is None else self._door.longest_wait_s
 
     @property
     def name(self) -> str:
@@ -168,15 +176,25 @@ class Replay:
         self._at(at, lambda now: self._send(workflow, 0, now))
 
     def _send(self, workflow: Workflow, index: int, now: float) -> None:
-        self.sent[workflow.id, index] = now
+        self.sent.setdefault((workflow.id, index), now)
         if self._switchboard is not None:
             self._enter(workflow, index, self._switchboard.place(workflow, index, now), now)
         elif self._door is None:
             self._enter(workflow, index, self._homes.get(workflow.id, self._home(workflow)), now)
-        elif (place := self._door.ask(workflow.id, now)) is not None:
-            self._enter(workflow, index, place, now)
         else:
+            self._knock(self._door, workflow, index, now)
+
+    def _knock(self, door: Door, workflow: Workflow, index: int, now: float) -> None:
+        try:
+            place = door.ask(workflow.id, now)
+        except Refused as refused:
+            again = now + (RETRY_S if refused.retry_after_s is None else max(RETRY_S, refused.retry_after_s))
+            self._at(again, lambda then: self._send(workflow, index, then))
+            return
+        if place is None:
             self._held[workflow.id] = (workflow, index)
+        else:
+            self._enter(workflow, index, place, now)
 
     def _find_limits(self, now: float) -> None:
         assert self._door is not None, "there are limits only at a door"
@@ -261,7 +279,7 @@ class Replay:
         )
         if self._door is not None:
             context = len(request.origin_input_ids) + request.output_tokens
-            self._door.done(workflow.id, context, call.pause_s)
+            self._door.done(workflow.id, now, context, call.pause_s)
         if self._switchboard is not None:
             left = self._switchboard.answered(workflow.id, self._homes[workflow.id])
             if left is not None:

@@ -18,7 +18,7 @@ from serving.benchmark.driver.planner import COALESCE_S
 from serving.benchmark.forecasts import Word, source_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
-from serving.benchmark.replay.door import PERIOD_S, Door
+from serving.benchmark.replay.door import ANYWHERE, PERIOD_S, Door
 from serving.benchmark.replay.engine import ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
 from serving.benchmark.replay.setup import Setup
@@ -177,10 +177,8 @@ class Replay:
 
     def _send(self, workflow: Workflow, index: int, now: float) -> None:
         self.sent.setdefault((workflow.id, index), now)
-        if self._switchboard is not None:
-            self._enter(workflow, index, self._switchboard.place(workflow, index, now), now)
-        elif self._door is None:
-            self._enter(workflow, index, self._homes.get(workflow.id, self._home(workflow)), now)
+        if self._door is None:
+            self._go(workflow, index, ANYWHERE, now)
         else:
             self._knock(self._door, workflow, index, now)
 
@@ -194,7 +192,20 @@ class Replay:
         if place is None:
             self._held[workflow.id] = (workflow, index)
         else:
-            self._enter(workflow, index, place, now)
+            self._go(workflow, index, place, now)
+
+    def _go(self, workflow: Workflow, index: int, wanted: int, now: float) -> None:
+        """A call goes to an engine; `wanted` is where it was let in."""
+        if self._switchboard is not None:
+            limited = self._door is not None and self._door.limited and wanted != ANYWHERE
+            place = self._switchboard.place(workflow, index, now, wanted if limited else None)
+            if self._door is not None:
+                self._door.placed(workflow.id, place)
+        elif wanted != ANYWHERE:
+            place = wanted
+        else:
+            place = self._homes.get(workflow.id, self._home(workflow))
+        self._enter(workflow, index, place, now)
 
     def _find_limits(self, now: float) -> None:
         assert self._door is not None, "there are limits only at a door"
@@ -206,7 +217,7 @@ class Replay:
     def _let_in(self, now: float) -> None:
         """The calls that are held no more."""
         for name, place in self._door.admitted(now) if self._door is not None else ():
-            self._enter(*self._held.pop(name), place, now)
+            self._go(*self._held.pop(name), place, now)
 
     def _enter(self, workflow: Workflow, index: int, place: int, now: float) -> None:
         """A call goes to an engine, which is its workflow's from now on."""
@@ -365,6 +376,8 @@ class Replay:
         self._engines[place] = self._engine()
         self._down.add(place)
         self._switchboard.lose(place)
+        if self._door is not None:
+            self._door.lose(place, now)
         for request in lost:
             self._send_again(request.workflow, request.index, now)
         self._at(now + self._setup.loss.back_s, lambda then: self._restore(place))
@@ -373,15 +386,13 @@ class Replay:
         assert self._switchboard is not None
         self._down.discard(place)
         self._switchboard.restore(place)
+        if self._door is not None:
+            self._door.restore(place)
 
     def _send_again(self, workflow: Workflow, index: int, now: float) -> None:
         assert self._switchboard is not None
         assert self._setup.loss is not None
-        board = self._switchboard
-        self._at(
-            now + self._setup.loss.again_s,
-            lambda then: self._enter(workflow, index, board.place(workflow, index, then), then),
-        )
+        self._at(now + self._setup.loss.again_s, lambda then: self._go(workflow, index, ANYWHERE, then))
 
     def _home(self, workflow: Workflow) -> int:
         """The engine of a workflow: the one with the fewest, ties by a hash that any run repeats."""

@@ -196,7 +196,8 @@ class Admission:
         self.refresh()
 
     def refresh(self) -> None:
-        """Takes in what has changed with time, engines and limits. While no engine is there, what was there counts."""
+        """Takes in what has changed with time, engines and limits. While no engine is there, what was there counts, and
+        those who wait go on waiting."""
         if engines := self._engines():
             limits = self._found()
             self._limits = {engine: limits.get(engine) for engine in engines}
@@ -253,7 +254,8 @@ class Admission:
         if not self._held:
             return
         now = self._clock()
-        for workflow, engine in self._gate.admitted(now):
+        nowhere = bool(self._limits) and not self._engines()  # a place that is free there is none
+        for workflow, engine in self._gate.admitted(now, overdue=nowhere):
             for ticket in self._held.pop(workflow):
                 ticket.engine = self._wanted(engine)
                 ticket.waited_s = now - ticket.asked

@@ -13,6 +13,8 @@ from cache_actor.workflows import EndReason, Workflow
 
 logger = logging.getLogger("forecache")
 
+# An engine that takes longer is not well; others' ends do not wait for it. In seconds.
+TELL_LIMIT_S = 5.0
 # All ways in which a handle says that an engine does not answer: it is gone, full, being replaced, or it has failed.
 ENGINE_LOST = (RayError, RayServeException, TimeoutError)
 
@@ -28,7 +30,8 @@ async def tell_ends(
     while True:
         engine, workflow, how = await ended.get()
         try:
-            await tell(engine, {workflow: how})
+            async with asyncio.timeout(TELL_LIMIT_S):
+                await tell(engine, {workflow: how})
         except ENGINE_LOST as error:
             logger.warning("forecache: engine %s was not told of an end (%s)", engine, type(error).__name__)
 

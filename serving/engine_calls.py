@@ -74,7 +74,7 @@ class EngineCalls:
                 self._leave(call)
                 raise _LostError("it says so", reply)
             # Serve has asked again if there was no engine when it was sent, or that one could not be reached.
-            decision = self._table.answered(call, reply.prompt_tokens) or decision
+            decision = self._table.begun(call, reply.prompt_tokens) or decision
             yield replace(reply, route="" if decision is None else decision.why)
             async for part in parts:
                 yield part

@@ -36,6 +36,7 @@ from serving.limits_feed import LimitsFeed
 from serving.link import Link
 from serving.logs import log_through_serve
 from serving.naming import clean_id
+from serving.periodic import every
 from serving.routing_metrics import RoutingMetrics
 from serving.routing_table import RoutingTable, routing_table
 from serving.snapshot_feed import SnapshotFeed
@@ -57,6 +58,7 @@ _NOT_THE_CLIENTS = (
 )
 _EXPIRE_PERIOD_S = 1.0
 _COORDINATOR_LIMIT_S = 5.0
+_ENGINE_LIMIT_S = 5.0
 _REHOME_PERIOD_S = 0.25
 CACHE_QUESTIONS = ("figures", "dump", "check")
 
@@ -86,13 +88,19 @@ class Ingress:
             AdmissionMetrics(metrics),
             alone=config.deployment.ingress_replicas == 1,
         )
+        self._routing = RoutingMetrics(metrics)
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
         self._conversations = ConversationIndex(config.identity.max_conversations)
         self._created = int(time.time())
         self._inflight = 0
         self._ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
         # Ends are told from a task of their own, not from within a request: see `engines`.
-        works = [self._expire(), self._rehome(), tell_ends(self._ended, self._tell_end), self._door.run()]
+        works = [
+            every(_EXPIRE_PERIOD_S, self._expire),
+            every(_REHOME_PERIOD_S, self._rehome),
+            tell_ends(self._ended, self._tell_end),
+            self._door.run(),
+        ]
         if coordinator is not None:
             link = Link(coordinator.address.remote, MAX_MESSAGE_BYTES)
             works.append(LimitsFeed(link.ask, self._door.report, self._door.apply).run())
@@ -128,8 +136,9 @@ class Ingress:
         # and of two that wait for their engine at once it forgets one.
         found: dict[str, dict[str, Any]] = {}
         for engine in self._table.engines():
-            with contextlib.suppress(*ENGINE_LOST):  # it went in this moment
-                answer = await self._queries.status.remote(EngineQuery(engine))
+            with contextlib.suppress(*ENGINE_LOST):  # it went in this moment, or is stuck
+                async with asyncio.timeout(_ENGINE_LIMIT_S):
+                    answer = await self._queries.status.remote(EngineQuery(engine))
                 found[answer["id"]] = answer  # by its id: for one that is gone another answers
         load = self._table.load()
         data = [{**answer, "workflows": load.get(engine, 0)} for engine, answer in sorted(found.items())]
@@ -248,7 +257,8 @@ class Ingress:
 
     async def _ask_engine(self, method: Any, engine: str, *arguments: Any) -> Any:
         try:
-            return await method.remote(EngineQuery(engine), *arguments)
+            async with asyncio.timeout(_ENGINE_LIMIT_S):
+                return await method.remote(EngineQuery(engine), *arguments)
         except ENGINE_LOST as error:
             raise self._calls.down(f"it does not answer ({type(error).__name__})") from error
 
@@ -363,18 +373,13 @@ class Ingress:
             self._table.release(workflow_id)
             self._door.over(workflow_id)
 
-    async def _expire(self) -> None:
-        while True:
-            await asyncio.sleep(_EXPIRE_PERIOD_S)
-            self._registry.expire(time.monotonic())
-            self._release_ended()
+    def _expire(self) -> None:
+        self._registry.expire(time.monotonic())
+        self._release_ended()
 
-    async def _rehome(self) -> None:
-        routing = RoutingMetrics(metrics)
-        while True:
-            await asyncio.sleep(_REHOME_PERIOD_S)
-            self._table.rehome()
-            routing.show(self._table.totals())
+    def _rehome(self) -> None:
+        self._table.rehome()
+        self._routing.show(self._table.totals())
 
     async def _tell_end(self, engine: str, workflows: dict[str, str]) -> None:
         await self._queries.end_workflows.remote(EngineQuery(engine), workflows)

@@ -18,8 +18,8 @@ from serving.calls import EngineCall
 from serving.prompt_text import PromptLengths, parts_of, pieces_of
 from serving.routing import Decision, RoutedCall, Router, make_router
 
-# An engine that has failed a call gets none for so long, unless Serve says before that it is no more; twice as long
-# each time that it fails its first call after that, but doubled at most so often.
+# An engine that has failed a call gets none for so long, in seconds, unless Serve says before that it is no more; twice
+# as long each time that it fails its first call after that, but doubled at most so often.
 LOST_S = 5.0
 LOST_DOUBLINGS = 4
 
@@ -181,7 +181,7 @@ class RoutingTable:
             self.drop_engine(flight.decision.engine)
             return flight.decision.engine
 
-    def answered(self, call: EngineCall, prompt_tokens: int) -> Decision | None:
+    def begun(self, call: EngineCall, prompt_tokens: int) -> Decision | None:
         """An engine has begun to answer a call, and counted the tokens of its prompt; why it was sent there. None: the
         engine was dropped meanwhile."""
         with self._lock:

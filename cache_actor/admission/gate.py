@@ -80,14 +80,14 @@ class Gate:
         self._rooms[member.engine].wake(member)
         return member.engine
 
-    def admitted(self, now: float | None = None) -> list[tuple[str, str]]:
+    def admitted(self, now: float | None = None, overdue: bool = False) -> list[tuple[str, str]]:
         """The workflows whose held calls go now, all of them at once, and the engine of each. To be asked after
-        whatever may have freed a place, and now and then for those who have waited too long."""
+        whatever may have freed a place, and now and then for those who have waited too long. `overdue`: only these."""
         self._clock(now)
         for room in self._rooms.values():
             self._pause(room)
         came: list[tuple[str, str]] = []
-        while self._queue and (member := self._next()) is not None:
+        while self._queue and (member := self._next(overdue)) is not None:
             came.append((member.name, member.engine or ""))
         return came
 
@@ -232,7 +232,7 @@ class Gate:
         self.counts[f"refused_{reason}"] += 1
         raise Refused(reason, retry_after_s)
 
-    def _next(self) -> Member | None:
+    def _next(self, overdue: bool) -> Member | None:
         """Lets in whose turn it is; None: there is no room for anybody."""
         oldest = self._queue.oldest()
         if not self._rooms:
@@ -242,6 +242,8 @@ class Gate:
             assert engine is not None, "there are rooms"
             self.counts["overdue"] += self._rooms[engine].free() < 1
             return self._admit(oldest, engine)
+        if overdue:
+            return None
         heads = {engine: head for engine in self._rooms if (head := self._queue.head(engine)) is not None}
         rooms = {engine: self._rooms[engine] for engine in heads if self._rooms[engine].free() >= 1}
         if not rooms:

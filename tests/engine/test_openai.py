@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from engine_under_test import EngineUnderTest, new_call
 
+from serving.errors import engine_down
+
 HI: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Tell me something"}],
     "max_tokens": 12,
@@ -140,6 +142,14 @@ async def _scheduler_running(engine: EngineUnderTest, wanted: Any) -> int:
         while not wanted(running := engine.health.snapshot()["running"]):
             await asyncio.sleep(0.02)
     return running
+
+
+class TestErrors:
+    def test_an_engine_that_is_busy_is_not_lost_and_one_that_is_down_is(self, engine: EngineUnderTest) -> None:
+        full = engine.api._from_sglang({"message": "The request queue is full."}, 503, "chat")
+        assert (full.status, full.retry_after_s) == (503, 2)
+        assert not engine.api.error_reply(full).lost
+        assert engine.api.error_reply(engine_down("its scheduler is gone", 2)).lost
 
 
 class TestHealth:

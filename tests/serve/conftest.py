@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from limited_server import Limited
 from running_server import ENGINE, RANDOM_MODEL, Server, eventually, leftovers
 
 
@@ -37,3 +39,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         eventually(lambda: not leftovers(processes, before), f"nothing left: {leftovers(processes, before)}", 30)
     finally:
         running.close()
+
+
+@pytest.fixture
+def limited(server: Server) -> Iterator[Limited]:
+    """The shared server with one place on each engine, both taken."""
+    with ThreadPoolExecutor(8) as pool:
+        limited = Limited(server, pool)
+        try:
+            yield limited
+        finally:
+            limited.switch("on")

@@ -53,7 +53,9 @@ def free_port() -> int:
 
 def config(port: int, args: dict[str, Any]) -> dict[str, Any]:
     application = {"name": "forecache", "route_prefix": "/", "import_path": "serving.app:build_app", "args": args}
-    return {"http_options": {"host": "127.0.0.1", "port": port}, "applications": [application]}
+    # Nodes that are on one machine would share the port, and clients would lose a connection with the node of another.
+    where = {"proxy_location": "HeadOnly", "http_options": {"host": "127.0.0.1", "port": port}}
+    return where | {"applications": [application]}
 
 
 def run_tool(*command: str | Path) -> str:
@@ -102,6 +104,13 @@ class Server:
 
     def wait(self, engines: int) -> None:
         eventually(lambda: len(self.engines()) == engines, f"{engines} engines\n{self.log()[-3000:]}", START_LIMIT_S)
+
+    def answers(self) -> bool:
+        """Whether the endpoint is there, with or without engines."""
+        try:
+            return self.http.get("/v1/models").status_code == 200
+        except httpx.TransportError:
+            return False
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

@@ -119,10 +119,23 @@ class TestModes:
         (held,) = enter(door, "c")
         door.there = []
         door.refresh()
-        assert held.held
+        door.over("a")
+        assert held.held, "a place where nobody answers is none"
         door.there = ["e2"]
         door.refresh()
         assert held.engine == "e2"
+
+    async def test_nobody_waits_for_ever_for_the_first_engine_to_come_back(self) -> None:
+        door = Door(mode=1, max_wait_s=60)
+        enter(door, *"ab")
+        (held,) = enter(door, "c")
+        door.there = []
+        door.now += 59
+        door.refresh()
+        assert held.held
+        door.now += 2
+        door.refresh()
+        assert not held.held
 
     async def test_an_engine_that_has_just_come_counts_from_its_first_answer(self) -> None:
         door = Door(mode=1)

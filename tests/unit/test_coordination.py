@@ -170,6 +170,14 @@ class TestTalk:
         assert desk.seen == [plan(4)]
         assert desk.coordinator.reports[-1].applied_plan == 4
 
+    async def test_who_waits_at_the_door_counts_as_long_as_the_coordinator_is_there(self, desk: Desk) -> None:
+        desk.coordinator.answers = [SyncAnswer(EPOCH, False, None, held=2.5)]
+        await desk.until(lambda: desk.talk.held == 2.5)
+        desk.coordinator.answers = [RuntimeError("it is not well")]
+        await desk.until(lambda: desk.talk.held == 0.0)
+        desk.coordinator.answers = [SyncAnswer(EPOCH, False, None, held=1.0)]
+        await desk.until(lambda: desk.talk.held == 1.0)
+
     async def test_a_plan_for_another_epoch_is_dropped(self, desk: Desk) -> None:
         desk.coordinator.answers = [SyncAnswer(EPOCH - 1, False, plan(4)), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: len(desk.coordinator.reports) >= 3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Awaitable, Callable
 
 import pytest
 from ray.exceptions import RayActorError, RayTaskError
@@ -15,6 +16,7 @@ from ray.serve.exceptions import (
 )
 
 from cache_actor.workflows import EndReason, Workflow
+from serving import ends
 from serving.ends import end_to_tell, tell_ends
 
 LOST = [
@@ -30,7 +32,6 @@ LOST = [
 
 @pytest.mark.parametrize("error", LOST, ids=lambda error: type(error).__name__)
 async def test_the_next_end_is_told_after_one_that_could_not_be(error: Exception) -> None:
-    ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
     told: list[tuple[str, dict[str, str]]] = []
     both = asyncio.Event()
 
@@ -40,6 +41,27 @@ async def test_the_next_end_is_told_after_one_that_could_not_be(error: Exception
             raise error
         both.set()
 
+    await _told_both(tell, told, both)
+
+
+async def test_others_ends_do_not_wait_for_an_engine_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ends, "TELL_LIMIT_S", 0.05)
+    told: list[tuple[str, dict[str, str]]] = []
+    both = asyncio.Event()
+
+    async def tell(engine: str, workflows: dict[str, str]) -> None:
+        told.append((engine, workflows))
+        if engine == "lost":
+            await asyncio.Event().wait()
+        both.set()
+
+    await _told_both(tell, told, both)
+
+
+async def _told_both(
+    tell: Callable[[str, dict[str, str]], Awaitable[None]], told: list[tuple[str, dict[str, str]]], both: asyncio.Event
+) -> None:
+    ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
     ended.put_nowait(("lost", "w1", "final"))
     ended.put_nowait(("well", "w2", "deleted"))
     task = asyncio.create_task(tell_ends(ended, tell))

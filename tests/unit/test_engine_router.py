@@ -101,7 +101,7 @@ async def test_a_call_whose_engine_cannot_be_reached_goes_to_another_at_once(ser
     assert other != engine
     assert engine not in serve.table.engines()
     assert (serve.decide(0)[1], serve.decide(1)[1]) == (other, other)
-    decision = serve.table.answered(call, 10)
+    decision = serve.table.begun(call, 10)
     assert decision is not None
     assert decision.engine == other
 

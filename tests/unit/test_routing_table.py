@@ -109,7 +109,7 @@ class TestAnyRouter:
         expected = [LOST_S * 2 ** min(number, LOST_DOUBLINGS) for number in range(LOST_DOUBLINGS + 3)]
         assert [fails() for _ in expected] == pytest.approx(expected, abs=0.6)
         desk.decided(call("t"))
-        desk.table.answered(call("t"), 10)
+        desk.table.begun(call("t"), 10)
         assert fails() == pytest.approx(LOST_S, abs=0.6)
 
     def test_calls_that_an_engine_fails_together_cost_no_other_engine(self, router: str) -> None:
@@ -137,7 +137,7 @@ class TestAnyRouter:
         decision = desk.table.decide_again(call("r"))
         assert decision is not None
         assert decision.engine == "b"
-        assert desk.table.answered(call("r"), 10) is decision
+        assert desk.table.begun(call("r"), 10) is decision
 
     def test_an_engine_that_serve_names_no_more_is_not_waited_for(self, router: str) -> None:
         desk = Desk(router)
@@ -204,7 +204,7 @@ class TestPrompts:
         for number in range(100):
             asked = call(f"r{number}", prompt="x" * 1000)
             desk.decided(asked)
-            desk.table.answered(asked, 900)
+            desk.table.begun(asked, 900)
             desk.table.over(asked)
         routed, characters = desk.table._asked(call("s", prompt="x" * 2000))
         assert characters == 2000

@@ -39,6 +39,7 @@ class AdmissionReport:
     events: the latest, in their order, at most MAX_GATE_EVENTS.
     mode: `on`, `off`, or a number of workflows for each engine.
     switched: when somebody has switched it to that, in seconds since 1970; 0: it is as configured.
+    router, rerouted: likewise who decides where calls go, in the words of `serving.router_switch`, and since when.
     """
 
     ingress: str
@@ -50,6 +51,8 @@ class AdmissionReport:
     events: list[GateEvent]
     mode: str | int = "on"
     switched: float = 0.0
+    router: str = ""
+    rerouted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +78,12 @@ class AdmissionAnswer:
     idle: where this ingress has more in than the limit, workflows that may be paused, those with the smallest contexts.
     mode, switched: what any of the ingresses was switched to last, as `AdmissionReport` has them; this one's own if
         none was. Limits are those of this mode.
+    router, rerouted: likewise.
     """
 
     limits: dict[str, int | None]
     idle: list[IdleWorkflow]
     mode: str | int = "on"
     switched: float = 0.0
+    router: str = ""
+    rerouted: float = 0.0

@@ -20,7 +20,7 @@ NOWHERE = ""
 @dataclass(slots=True)
 class IngressState:
     """An ingress as it last reported: workflows that are in and that wait, by engine, those that are paused, and the
-    mode of its admission with the time when it was switched to that."""
+    mode of its admission with the time when it was switched to that; likewise its router."""
 
     id: str
     epoch: int
@@ -31,6 +31,8 @@ class IngressState:
     paused: frozenset[str] = frozenset()
     mode: str | int = "on"
     switched: float = 0.0
+    router: str = ""
+    rerouted: float = 0.0
 
     def demand(self, engine: str) -> int:
         """Workflows of it that are on the engine, or would be if they could."""
@@ -66,6 +68,7 @@ class Ingresses:
         state.number, state.last_heard = report.number, now
         state.admitted, state.held = report.admitted, report.held
         state.mode, state.switched = report.mode, report.switched
+        state.router, state.rerouted = report.router, report.rerouted
         self._pause(state, frozenset(report.paused[:MAX_PAUSED]))
         return [event for event in report.events[-MAX_GATE_EVENTS:] if event.what in GATE_EVENTS]
 
@@ -95,6 +98,11 @@ class Ingresses:
         """What any of them was switched to last, and when; the ingress's own mode if none was."""
         latest = max(self.known.values(), key=lambda state: (state.switched, state.id == ingress))
         return latest.mode, latest.switched
+
+    def router(self) -> tuple[str, float]:
+        """Which router any of them was switched to last, and when; the time is 0 if none was."""
+        latest = max(self.known.values(), key=lambda state: state.rerouted)
+        return latest.router, latest.rerouted
 
     def take_changed(self) -> dict[str, bool]:
         """The workflows of which was heard, since this was asked last, that they are paused (True) or no more."""

@@ -29,7 +29,7 @@ def answer_to(cluster: Cluster, ingress: str, now: float) -> AdmissionAnswer:
             if admitted.get(engine.id, 0) > limit:
                 idle += _idle(cluster, engine, now)
         limits[engine.id] = limit
-    return AdmissionAnswer(limits, idle, mode, switched)
+    return AdmissionAnswer(limits, idle, mode, switched, *cluster.ingresses.router())
 
 
 def _idle(cluster: Cluster, engine: EngineState, now: float) -> list[IdleWorkflow]:

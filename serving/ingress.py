@@ -18,6 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import metrics
 from starlette.requests import ClientDisconnect
 
+from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport
 from cache_actor.messages import MAX_MESSAGE_BYTES, RequestIdentity
 from cache_actor.planner import MODES
 from cache_actor.workflows import State, Workflow, WorkflowRegistry
@@ -37,6 +38,7 @@ from serving.link import Link
 from serving.logs import log_through_serve
 from serving.naming import clean_id
 from serving.periodic import every
+from serving.router_switch import RouterSwitch
 from serving.routing_metrics import RoutingMetrics
 from serving.routing_table import RoutingTable, routing_table
 from serving.snapshot_feed import SnapshotFeed
@@ -78,6 +80,7 @@ class Ingress:
         self._queries = engines
         self._coordinator = coordinator
         self._table: RoutingTable = routing_table(**config.routing_table())
+        self._router = RouterSwitch(self._table, config.router.choices())
         engines._init()  # or Serve would make its router, which says what engines there are, with the first call
         self._calls = EngineCalls(engines, self._table, config.limits)
         self._door = Admission(
@@ -103,7 +106,7 @@ class Ingress:
         ]
         if coordinator is not None:
             link = Link(coordinator.address.remote, MAX_MESSAGE_BYTES)
-            works.append(LimitsFeed(link.ask, self._door.report, self._door.apply).run())
+            works.append(LimitsFeed(link.ask, self._report, self._hear).run())
             works.append(SnapshotFeed(link.ask, self._table.see).run())
         self._tasks = [asyncio.get_running_loop().create_task(work) for work in works]
 
@@ -208,18 +211,7 @@ class Ingress:
 
     @api.post("/v1/router")
     async def switch_router(self, request: Request) -> dict[str, Any]:
-        asked = await read_json(request, self._config.limits.max_body_bytes)
-        name, parameters, choices = asked.get("name"), asked.get("parameters", {}), self._config.router.choices()
-        if name not in choices:
-            reason = f"choose from {', '.join(choices)}; others are named in router.others when the server starts"
-            raise invalid_request(f"name cannot be {name!r}; {reason}", param="name")
-        if not isinstance(parameters, dict):
-            raise invalid_request(f"parameters cannot be {parameters!r}; an object is needed", param="parameters")
-        try:
-            self._table.switch(name, parameters)
-        except ValueError as error:
-            raise invalid_request(str(error), param="parameters") from error
-        logger.warning("forecache: calls are routed by %s %s", name, parameters)
+        self._router.switch(await read_json(request, self._config.limits.max_body_bytes))
         return self._table.status()
 
     @api.get("/v1/workflows")
@@ -250,6 +242,13 @@ class Ingress:
         self._registry.end(workflow.id, time.monotonic())
         self._release_ended()
         return self._workflow(workflow)
+
+    def _report(self) -> AdmissionReport:
+        return self._router.tell(self._door.report())
+
+    def _hear(self, answer: AdmissionAnswer) -> None:
+        self._door.apply(answer)
+        self._router.hear(answer)
 
     def _check_engine(self, engine: str) -> None:
         if engine not in self._table.engines():

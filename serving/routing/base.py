@@ -63,7 +63,7 @@ class Router(ABC):
     * an engine that was dropped is not chosen again before `set_engines` names it;
     * without engines there is no decision, with one engine it is that one;
     * the same words in the same order get the same answers;
-    * a router that says `sticky` for a workflow says the engine that it said before;
+    * a router that says `sticky` for a workflow says the engine that it said before, or was told to adopt it on;
     * no word about unknown workflows or engines is an error.
 
     Attributes:

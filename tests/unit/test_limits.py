@@ -114,7 +114,7 @@ class TestMissCurve:
     def test_says_why(self) -> None:
         engine, controller = Engine(), make_controller("miss-curve")
         engine.run(controller, 60)
-        assert {"recomputing", "missed", "inside", "best", "number"} <= controller.explain().keys()
+        assert {"recomputing", "missed", "inside", "best", "reaction", "number"} <= controller.explain().keys()
 
 
 class TestBalance:

@@ -272,7 +272,7 @@ class TestPrompts:
         table.set_engines(ENGINES)
         before = table._asked(call("r", prompt="x" * 999))[0].pieces
         table.decide(call("r", prompt="x" * 999))
-        table.counted(call("r"), 999)
+        table.begun(call("r"), 999)
         assert table._asked(call("r", prompt="x" * 999))[0].pieces == before
 
     def test_lengths_are_learned_from_what_engines_count(self) -> None:

@@ -30,9 +30,9 @@ class MissCurve(PressureLimit):
     Of n workflows, as many as there were lately, the engine spends the share r of its time on computing tokens again
     and the share d on decode or idle. With z times fewer inside, the same work would take about
     `r m(z) / m(1) + d z^a` of the time, and what is left. Decode and idle time grow, since smaller batches read the
-    weights as often; a = (share of the calls that do not wait for the engine)^2, since those that wait add nothing to
-    a batch. The share m of the tokens that could have been found and were not shrinks. If gaps between two uses are
-    spread at random, what is used again after a gap in which the cache was renewed is missed: m(1) = e^-L, and
+    weights as often; a = (1 - calls that wait in the engine / n)^2, since those that wait add nothing to a batch. The
+    share m of the tokens that could have been found and were not shrinks. If gaps between two uses are spread at
+    random, what is used again after a gap in which the cache was renewed is missed: m(1) = e^-L, and
     m(z) = e^(-L z^k) (Che et al. 2002, with k = 1). Thus L, how full the cache is, and how m reacts to the number both
     come of the share of misses that is measured. A real k is larger, as workflows use their contexts in cycles and
     misses make more misses: `steep`, and where nearly all is missed whatever keeps kL at `least`. That much is

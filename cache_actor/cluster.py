@@ -83,7 +83,8 @@ class Cluster:
                 engine.news.update(engine.workflows)
             engine.pressed_until = now + PRESSURE_S
         calls = sum(event.over for event in report.events)
-        engine.rates.worked(engine.work, report.work, calls if engine.work.at else 0)
+        if engine.work.at:  # the calls of what it has done before this was first heard of it are not known
+            engine.rates.worked(engine.work, report.work, calls)
         engine.pressure, engine.work = report.pressure, report.work
         engine.pending_tokens, engine.draining = report.pending_tokens, report.draining
         for seen in report.seen:

@@ -110,6 +110,8 @@ class WorkflowRouter(Router):
         self._placement.adopt(workflow, engine)
 
     def answered(self, workflow: str, engine: str) -> str | None:
+        if (known := self._known.get(engine)) is not None:
+            known.answered(workflow)
         return self._rehoming.answered(workflow, engine)
 
     def rehome(self, now: float) -> list[str]:

@@ -36,6 +36,19 @@ def paths(cluster: Cluster) -> dict[str, tuple[list[str], int]]:
     return {name: (list(state.path.agents), state.path.length) for name, state in cluster.workflows.items()}
 
 
+def test_an_engine_that_was_emptied_holds_nothing_and_its_workflows_go_on() -> None:
+    cluster, log = Cluster(), CallLog("e", 7, 100)
+    played(log, 2)
+    cluster.hear(log.report(Load()), 101.0)
+    before = paths(cluster)
+    assert cluster.engines["e"].agents
+    log.emptied()
+    cluster.hear(log.report(Load()), 102.0)
+    assert not cluster.engines["e"].agents
+    assert not any(state.residency for state in cluster.workflows.values())
+    assert paths(cluster) == before
+
+
 class TestReports:
     def test_each_thing_is_told_once_and_reports_are_numbered(self) -> None:
         log = CallLog("e", 7, 100)

@@ -37,6 +37,9 @@ class AdmissionReport:
     held: workflows with a call that waits, by the engine where they live; "": nowhere yet.
     paused: workflows that had a place and are to wait for another, at most MAX_PAUSED; more are not told.
     events: the latest, in their order, at most MAX_GATE_EVENTS.
+    mode: `on`, `off`, or a number of workflows for each engine.
+    switched: when somebody has switched it to that, in seconds since 1970; 0: it is as configured.
+    router, rerouted: likewise who decides where calls go, in the words of `serving.router_switch`, and since when.
     """
 
     ingress: str
@@ -46,6 +49,10 @@ class AdmissionReport:
     held: dict[str, int]
     paused: list[str]
     events: list[GateEvent]
+    mode: str | int = "on"
+    switched: float = 0.0
+    router: str = ""
+    rerouted: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,14 @@ class AdmissionAnswer:
 
     limits: for every engine that it knows, how many workflows of this ingress may be in; None: all.
     idle: where this ingress has more in than the limit, workflows that may be paused, those with the smallest contexts.
+    mode, switched: what any of the ingresses was switched to last, as `AdmissionReport` has them; this one's own if
+        none was. Limits are those of this mode.
+    router, rerouted: likewise.
     """
 
     limits: dict[str, int | None]
     idle: list[IdleWorkflow]
+    mode: str | int = "on"
+    switched: float = 0.0
+    router: str = ""
+    rerouted: float = 0.0

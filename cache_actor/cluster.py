@@ -83,7 +83,8 @@ class Cluster:
                 engine.news.update(engine.workflows)
             engine.pressed_until = now + PRESSURE_S
         calls = sum(event.over for event in report.events)
-        engine.rates.worked(engine.work, report.work, calls if engine.work.at else 0)
+        if engine.work.at:  # the calls of what it has done before this was first heard of it are not known
+            engine.rates.worked(engine.work, report.work, calls)
         engine.pressure, engine.work = report.pressure, report.work
         engine.pending_tokens, engine.draining = report.pending_tokens, report.draining
         for seen in report.seen:
@@ -91,7 +92,12 @@ class Cluster:
         for event in report.events:
             self._call(engine, event, now)
         for workflow, how in report.ended.items():
-            self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
+            engine.ends.pop(workflow, None)
+            state = self.workflows.get(workflow)
+            if how == "idle" and state is not None and state.engine != engine.id:
+                state.engines.discard(engine.id)  # idle there, since it calls elsewhere
+            else:
+                self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
         for told in report.cache:
             self._cache(engine, told, now)
         for anchor in report.anchors:

@@ -19,7 +19,8 @@ NOWHERE = ""
 
 @dataclass(slots=True)
 class IngressState:
-    """An ingress as it last reported: workflows that are in and that wait, by engine, and those that are paused."""
+    """An ingress as it last reported: workflows that are in and that wait, by engine, those that are paused, and the
+    mode of its admission with the time when it was switched to that; likewise its router."""
 
     id: str
     epoch: int
@@ -28,6 +29,10 @@ class IngressState:
     admitted: dict[str, int] = field(default_factory=dict)
     held: dict[str, int] = field(default_factory=dict)
     paused: frozenset[str] = frozenset()
+    mode: str | int = "on"
+    switched: float = 0.0
+    router: str = ""
+    rerouted: float = 0.0
 
     def demand(self, engine: str) -> int:
         """Workflows of it that are on the engine, or would be if they could."""
@@ -62,6 +67,8 @@ class Ingresses:
         self.known.move_to_end(report.ingress)
         state.number, state.last_heard = report.number, now
         state.admitted, state.held = report.admitted, report.held
+        state.mode, state.switched = report.mode, report.switched
+        state.router, state.rerouted = report.router, report.rerouted
         self._pause(state, frozenset(report.paused[:MAX_PAUSED]))
         return [event for event in report.events[-MAX_GATE_EVENTS:] if event.what in GATE_EVENTS]
 
@@ -86,6 +93,16 @@ class Ingresses:
     def demands(self, engine: str) -> dict[str, int]:
         """What each ingress has for the engine: those in, and those that wait."""
         return {state.id: state.demand(engine) for state in self.known.values()}
+
+    def mode_for(self, ingress: str) -> tuple[str | int, float]:
+        """What any of them was switched to last, and when; the ingress's own mode if none was."""
+        latest = max(self.known.values(), key=lambda state: (state.switched, state.id == ingress))
+        return latest.mode, latest.switched
+
+    def router(self) -> tuple[str, float]:
+        """Which router any of them was switched to last, and when; the time is 0 if none was."""
+        latest = max(self.known.values(), key=lambda state: state.rerouted)
+        return latest.router, latest.rerouted
 
     def take_changed(self) -> dict[str, bool]:
         """The workflows of which was heard, since this was asked last, that they are paused (True) or no more."""

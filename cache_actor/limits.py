@@ -1,4 +1,7 @@
-"""What the coordinator answers an ingress: its share of each engine's limit, and who could be paused. Pure."""
+"""What the coordinator answers an ingress: its share of each engine's limit, and who could be paused. Pure.
+
+A limit is what the coordinator has found, or the number that somebody has switched admission to, at any ingress.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,15 @@ def answer_to(cluster: Cluster, ingress: str, now: float) -> AdmissionAnswer:
     limits: dict[str, int | None] = {}
     idle: list[IdleWorkflow] = []
     admitted = cluster.ingresses.known[ingress].admitted
+    mode, switched = cluster.ingresses.mode_for(ingress)
     for engine in cluster.engines.values():
-        limit = engine.limit
+        limit = engine.limit if mode == "on" else mode if isinstance(mode, int) and mode >= 1 else None
         if limit is not None:
             limit = split(limit, cluster.ingresses.demands(engine.id))[ingress]
             if admitted.get(engine.id, 0) > limit:
                 idle += _idle(cluster, engine, now)
         limits[engine.id] = limit
-    return AdmissionAnswer(limits, idle)
+    return AdmissionAnswer(limits, idle, mode, switched, *cluster.ingresses.router())
 
 
 def _idle(cluster: Cluster, engine: EngineState, now: float) -> list[IdleWorkflow]:

@@ -43,6 +43,7 @@ class Work:
     prefill_s: seconds in which it was on prefill; `busy_s` in which it was on anything.
     computed: tokens of prompts, those of calls that are not over included; `output` tokens generated.
     regret: prompt tokens that were computed though they had been in the cache before; None: the cache cannot tell.
+    reused: prompt tokens of finished calls that were found in the cache; 0 if it cannot tell.
     host_tokens: 0 without a host tier.
     """
 
@@ -52,6 +53,7 @@ class Work:
     computed: int = 0
     output: int = 0
     regret: int | None = None
+    reused: int = 0
     device_tokens: int = 0
     host_tokens: int = 0
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from cache_actor.messages import Work
 
 # Work that is so old counts half, in seconds.
@@ -10,13 +12,14 @@ HALF_LIFE_S = 60.0
 MIN_TOKENS, MIN_CALLS = 1024.0, 4.0
 
 
+@dataclass(slots=True)
 class WorkRates:
     """Sums of work, exponentially forgotten."""
 
-    __slots__ = ("_calls", "_computed", "_decode_s", "_prefill_s")
-
-    def __init__(self) -> None:
-        self._prefill_s = self._computed = self._decode_s = self._calls = 0.0
+    _prefill_s: float = 0.0
+    _computed: float = 0.0
+    _decode_s: float = 0.0
+    _calls: float = 0.0
 
     def worked(self, before: Work, now: Work, calls: int) -> None:
         """The engine has worked from `before` to `now`, and `calls` were over meanwhile."""

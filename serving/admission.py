@@ -24,6 +24,9 @@ from serving.errors import ApiError
 
 # How often engines, limits and those who wait for too long are looked at, in seconds.
 PERIOD_S = 0.25
+# Of two switches in clocks that differ the second is at least so much later, in seconds.
+_LATER_S = 1e-3
+_NAMED: Mapping[str, AdmissionMode] = {"on": "on", "off": "off"}
 # Of the tenants with most that waits, so many are shown.
 SHOWN_TENANTS = 50
 
@@ -65,6 +68,7 @@ class Admission:
         name: the ingress's, for the coordinator.
         metrics: where figures go; None: nowhere.
         clock: seconds, monotonic.
+        alone: whether there is no other ingress.
     """
 
     def __init__(
@@ -75,6 +79,7 @@ class Admission:
         name: str = "",
         metrics: AdmissionMetrics | None = None,
         clock: Callable[[], float] = time.monotonic,
+        alone: bool = True,
     ) -> None:
         self._config = config
         self._engines = engines
@@ -82,11 +87,13 @@ class Admission:
         self._metrics = metrics
         self._clock = clock
         self._gate = Gate(
-            Bounds(config.max_wait_s, config.max_waiting, config.idle_s, config.pause_after_s, config.weights)
+            Bounds(config.max_wait_s, config.max_waiting, config.idle_s, config.pause_after_s, config.weights, alone)
         )
         self._held: dict[str, list[Ticket]] = {}
         self._name, self._epoch, self._numbers = name, time.time_ns() // 1_000_000, itertools.count(1)
         self._answer: Mapping[str, int | None] = {}
+        self._answer_mode: str | int = config.mode
+        self._switched = 0.0
         self._answered = -math.inf
         self._limits: dict[str, int | None] = {}
         self.mode: AdmissionMode = config.mode
@@ -169,18 +176,23 @@ class Admission:
             held=self._gate.held_by_engine(),
             paused=list(itertools.islice(self._gate.paused, MAX_PAUSED)),
             events=[replace(event, at=event.at + wall_clock) for event in self._gate.take_events()],
+            mode=self.mode,
+            switched=self._switched,
         )
 
     def apply(self, answer: AdmissionAnswer) -> None:
         """What the coordinator has answered."""
-        self._answer, self._answered = answer.limits, self._clock()
+        self._answer, self._answer_mode, self._answered = answer.limits, answer.mode, self._clock()
+        if answer.switched > self._switched and (mode := _as_mode(answer.mode)) is not None:
+            self.mode, self._switched = mode, answer.switched  # at another ingress
         for one in answer.idle:
             self._gate.note(one.workflow, one.tokens, one.gap_s, one.remaining)
         self.refresh()
 
     def switch(self, mode: AdmissionMode) -> None:
-        """Another mode from now on: `on`, `off`, or a number of workflows for each engine."""
-        self.mode = mode
+        """Another mode from now on: `on`, `off`, or a number of workflows for each engine. Other ingresses follow when
+        the coordinator tells them."""
+        self.mode, self._switched = mode, max(time.time(), self._switched + _LATER_S)
         self.refresh()
 
     def refresh(self) -> None:
@@ -209,6 +221,7 @@ class Admission:
         """For people and for `GET /v1/admission`."""
         age_s = self._clock() - self._answered
         return {
+            "ingress": self._name,
             "mode": self.mode,
             "limited": self._gate.limited,
             "answered_s_ago": None if math.isinf(age_s) else round(age_s, 3),
@@ -231,10 +244,11 @@ class Admission:
         """Limits by engine; an engine that is not there has none."""
         if self.mode == "off":
             return {}
+        fresh = self._clock() - self._answered <= self._config.stale_after_s
         if self.mode == "on":
-            fresh = self._clock() - self._answered <= self._config.stale_after_s
             return self._answer if fresh else {}
-        return dict.fromkeys(self._engines(), self.mode)
+        whole: dict[str, int | None] = dict.fromkeys(self._engines(), self.mode)
+        return {**whole, **self._answer} if fresh and self._answer_mode == self.mode else whole
 
     def _let_in(self) -> None:
         if not self._held:
@@ -261,3 +275,10 @@ class Admission:
         else:
             reason = f"a new workflow would have to wait for longer than {self._config.max_wait_s:g} s"
         return ApiError(429, f"the server is full: {reason}", "queue_full", retry_after_s=retry_after_s)
+
+
+def _as_mode(told: str | int) -> AdmissionMode | None:
+    """What a message says, if it is a mode."""
+    if isinstance(told, str):
+        return _NAMED.get(told)
+    return told if told >= 1 else None

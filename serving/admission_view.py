@@ -56,6 +56,7 @@ def admission_screen(status: dict[str, Any]) -> Group:
     answered = status["answered_s_ago"]
     heard = "nothing heard of the coordinator" if answered is None else f"the coordinator answered {answered:.1f} s ago"
     head = Text(f"admission {status['mode']}; {heard}; {status['held']} workflows wait ({status['held_calls']} calls)")
+    head.append(f" at ingress {status['ingress']}")
     counts = ", ".join(f"{count} {_COUNTS.get(name, name)}" for name, count in status["counts"].items() if count)
     if counts:
         head.append(f"\nso far: {counts}")

@@ -14,7 +14,9 @@ from predictor_actor.predictor import PredictorReplica, PredictorSettings
 from serving.config import AppConfig, DeploymentConfig, ScalingConfig
 from serving.engine import EngineReplica
 from serving.engine_args import config_arguments
+from serving.identity import header_sources
 from serving.ingress import Ingress
+from serving.ingress_router import IngressRouter
 from serving.models import cache_folder, file_name
 from serving.router import EngineRouter
 from serving.sglang_plugin.detect import default_device
@@ -35,22 +37,37 @@ _MOST_ENGINES = 4096
 
 
 def build_app(args: AppConfig) -> serve.Application:
-    """The application: one ingress over the engines, and the coordinator that they report to.
+    """The application: ingresses over the engines, and the coordinator that they report to.
 
     Raises:
         EngineArgumentError: an `engine:` argument that SGLang does not take, before anything is started.
     """
     coordinator = coordinator_of(args)
     engines = serve.deployment(EngineReplica, name=ENGINE).options(**engine_options(args)).bind(args, coordinator)
-    ingress = serve.deployment(Ingress, name=INGRESS).options(
-        num_replicas=1,
-        max_ongoing_requests=2 * args.limits.max_inflight_requests + args.admission.max_waiting,
-        ray_actor_options=_beside_engines(args.deployment)
-        | {"runtime_env": {"env_vars": _push_often(args.deployment)}},
-        health_check_period_s=args.health.check_period_s,
-        graceful_shutdown_timeout_s=args.deployment.drain_s,
-    )
+    ingress = serve.deployment(Ingress, name=INGRESS).options(**ingress_options(args))
     return ingress.bind(args, engines, coordinator)
+
+
+def ingress_options(config: AppConfig) -> dict[str, Any]:
+    """Ray Serve's deployment options of the ingresses.
+
+    A single one has the router, too: proxies go on with the router that a deployment began with, so that there could
+    never be more of it. Only Serve's HAProxy takes none, and so several ingresses neither.
+    """
+    options: dict[str, Any] = {
+        "num_replicas": config.deployment.ingress_replicas,
+        "max_ongoing_requests": 2 * config.limits.max_inflight_requests + config.admission.max_waiting,
+        "ray_actor_options": _beside_engines(config.deployment)
+        | {"runtime_env": {"env_vars": _push_often(config.deployment)}},
+        "health_check_period_s": config.health.check_period_s,
+        "graceful_shutdown_timeout_s": config.deployment.drain_s,
+    }
+    if config.deployment.ingress_replicas > 1 or os.environ.get("RAY_SERVE_ENABLE_HA_PROXY") != "1":
+        sources = [(names.session, names.child) for _, names in header_sources(config.identity)]
+        options["request_router_config"] = RequestRouterConfig(
+            request_router_class=IngressRouter, request_router_kwargs={"sources": sources}
+        )
+    return options
 
 
 def coordinator_of(config: AppConfig) -> serve.Application | None:

@@ -49,6 +49,10 @@ class CallLog:
         """Whether the coordinator has still to be told of workflows that it does not know."""
         return bool(self._untold)
 
+    def emptied(self) -> None:
+        """The engine holds nothing any more: to the coordinator it is another one from now on."""
+        self.epoch += 1
+
     def began(self, identity: RequestIdentity, at: float, prompt: Sequence[int]) -> None:
         """A call begins; `at` in seconds since 1970, `prompt` its token ids, empty if not known yet."""
         prompt_tokens = len(prompt)

@@ -23,6 +23,7 @@ from serving.coordinator_view import coordinator, top, why
 from serving.demo import demo
 from serving.engine_view import app as engine_app
 from serving.models import ModelError, prepare_model
+from serving.router_view import router as switch_router
 from serving.trace_commands import app as traces_app
 from serving.train_command import train
 
@@ -40,6 +41,7 @@ app.command("top")(top)
 app.command("why")(why)
 app.command("coordinator")(coordinator)
 app.command("admission")(admission)
+app.command("router")(switch_router)
 app.add_typer(engine_app, name="engine")
 app.add_typer(traces_app, name="traces")
 

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveFloa
 
 from cache_actor.coordinator_config import CoordinatorConfig
 from cache_actor.policies import make_policy
-from serving.routing import make_router
+from serving.routing import make_router, router_names
 
 
 class StrictModel(BaseModel):
@@ -78,6 +78,10 @@ class DeploymentConfig(StrictModel):
         description="Passed to Ray Serve: `min_replicas`, `max_replicas`, … Without a `policy` in it the number of "
         "engines follows `scaling`.",
     )
+    ingress_replicas: PositiveInt = Field(
+        1,
+        description="Ingresses. With several all calls that name a workflow in their headers meet the same one.",
+    )
     num_cpus: PositiveFloat = Field(1, description="CPUs that Ray reserves for an engine.")
     num_gpus: int | None = Field(
         None,
@@ -92,7 +96,7 @@ class DeploymentConfig(StrictModel):
     resources: dict[str, float] = Field(default_factory=dict, description="Custom Ray resources of an engine.")
     max_ongoing_requests: PositiveInt = Field(256, description="Calls that one engine is given at once.")
     max_queued_requests: int = Field(
-        1024, ge=1, description="Calls that wait at the ingress for an engine; beyond it a call is answered with 429."
+        1024, ge=1, description="Calls that wait at an ingress for an engine; beyond it a call is answered with 429."
     )
     graceful_shutdown_timeout_s: PositiveFloat | None = Field(
         None,
@@ -141,7 +145,7 @@ class LimitsConfig(StrictModel):
 
     max_body_bytes: PositiveInt = Field(32 * 2**20, description="Largest request body; beyond it 413.")
     max_inflight_requests: PositiveInt = Field(
-        4096, description="Calls inside the ingress at once, without those of new workflows that wait; beyond it 429."
+        4096, description="Calls inside an ingress at once, without those of new workflows that wait; beyond it 429."
     )
     retry_after_s: PositiveInt = Field(2, description="What `Retry-After` says with a 429 or a 503, in seconds.")
     engine_wait_s: PositiveFloat = Field(
@@ -170,7 +174,9 @@ class AdmissionConfig(StrictModel):
         description="Nobody waits longer, in seconds: who has waited so long gets in beyond the limit, and a new "
         "workflow that is expected to wait for more than three quarters of it is answered with 429.",
     )
-    max_waiting: PositiveInt = Field(2048, description="Calls of new workflows that wait at once; beyond it 429.")
+    max_waiting: PositiveInt = Field(
+        2048, description="Calls of new workflows that wait at an ingress at once; beyond it 429."
+    )
     keep_alive_s: PositiveFloat = Field(
         5.0, description="A streaming client that waits is sent a comment so often, in seconds."
     )
@@ -310,11 +316,22 @@ class RouterConfig(StrictModel):
     parameters: dict[str, Any] = Field(
         default_factory=dict, description="Parameters of the router: see `serving.routing.workflow_router`."
     )
+    others: tuple[str, ...] = Field(
+        (),
+        description="Routers of yours, as `package.module:Class`, that it may be switched to while it runs, besides "
+        "those that are built in: `forecache router NAME`.",
+    )
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
         make_router(self.name, **self.parameters)
+        for other in self.others:
+            make_router(other)
         return self
+
+    def choices(self) -> list[str]:
+        """What it may be switched to while it runs. Import paths are the operator's to say, not a client's."""
+        return sorted({self.name, *self.others, *router_names()})
 
 
 class AppConfig(StrictModel):

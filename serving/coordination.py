@@ -102,6 +102,11 @@ class Coordination:
         self._priorities.pop(workflow, None)
         self._news.set()
 
+    def emptied(self) -> None:
+        """The engine's cache was emptied."""
+        self._log.emptied()
+        self._news.set()
+
     def priority(self, workflow: str) -> int:
         """Of a workflow's next call, as last planned."""
         return self._priorities.get(workflow, MIDDLE_PRIORITY)

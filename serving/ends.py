@@ -39,8 +39,9 @@ async def tell_ends(
 _HOW = {EndReason.FINAL: "final", EndReason.REQUESTED: "deleted"}
 
 
-def how_it_ended(workflow: Workflow | None) -> str:
-    """As `SyncReport.ended` has it; one that is forgotten already was idle for longest."""
-    if workflow is None or workflow.end_reason is None:
-        return "idle"
-    return _HOW.get(workflow.end_reason, "idle")
+def end_to_tell(workflow: Workflow | None) -> str | None:
+    """How its client has ended a workflow, as `SyncReport.ended` has it; None if nobody has.
+
+    Who is idle the engine finds out by itself: it hears calls that come by other ingresses, too.
+    """
+    return None if workflow is None or workflow.end_reason is None else _HOW.get(workflow.end_reason)

@@ -12,22 +12,24 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import psutil
 from ray import serve
 
-from cache_actor.messages import Beat, CallsStarted, CallStarted, encode
+from cache_actor.messages import Beat, CallsStarted, CallStarted, EnginePlan, encode
 from serving.call_log import CallLog
 from serving.calls import EngineCall, EngineQuery, Reply, Usage
 from serving.config import AppConfig
 from serving.coordination import MIDDLE_PRIORITY, Coordination
 from serving.demand import EngineDemand
-from serving.errors import ApiError, engine_down, sse_event
+from serving.engine_workflows import EngineWorkflows
+from serving.errors import ApiError, engine_down
 from serving.health import EngineHealth, Load
 from serving.learned import LearnedFile
 from serving.logs import log_through_serve
+from serving.parts import Parts
 from serving.plan_sender import PlanSender
 from serving.processes import end_processes
 from serving.run_directory import RunDirectory
@@ -38,6 +40,7 @@ logger = logging.getLogger("forecache")
 
 _MONITOR_PERIOD_S = 0.5
 _LAST_WORDS_S = 0.5
+_IDLE_PERIOD_S = 1.0
 _RECENT_CALLS = 256
 _FIGURES_LIMIT_S = 1.0
 # How long a new engine stays without calls for what the coordinator has it warm up, in seconds.
@@ -79,7 +82,8 @@ class EngineReplica:
         self._api = openai_api(self._engine, self._config, self._engine_id)
         self._health = EngineHealth(self._config.health, time.monotonic())
         self._demand = EngineDemand(self._config.coordinator.discount, self._config.cache.max_workflows)
-        works = [self._read_events(), self._monitor(), self._keep_learned()]
+        self._workflows = EngineWorkflows(self._config.identity.idle_timeout_s, self._config.cache.max_workflows)
+        works = [self._read_events(), self._monitor(), self._keep_learned(), self._end_idle()]
         if (root := storage_root(self._config)) is not None:
             works.append(keep_swept(root, int(self._config.cache.storage_gb * 1e9)))
         self._draining = False
@@ -93,7 +97,7 @@ class EngineReplica:
                 self._plans,
                 self._load,
                 self._warm_up,
-                lambda plan: self._demand.expect(plan, time.monotonic()),
+                self._on_plan,
             )
             works.append(self._coordination.run())
         self._by_priority = bool(self._config.engine.get("enable_priority_scheduling"))
@@ -166,7 +170,13 @@ class EngineReplica:
         return encode(await self._plans.apply(data))
 
     async def end_workflows(self, query: EngineQuery, workflows: dict[str, str]) -> None:
-        """These workflows are over (`final`, `deleted`, `idle`): what only they used goes first from now on."""
+        """These workflows are over (`final`, `deleted`), as their clients have said."""
+        for workflow in workflows:
+            self._workflows.end(workflow, time.monotonic())
+        self._end(workflows)
+
+    def _end(self, workflows: dict[str, str]) -> None:
+        """What only these workflows used goes first from now on."""
         self._plans.end(list(workflows))
         for workflow in workflows:
             self._demand.end(workflow)
@@ -192,7 +202,10 @@ class EngineReplica:
 
     async def flush(self, query: EngineQuery) -> bool:
         """Empties the cache, which only an idle engine can; whether it did. For benchmarks."""
-        return bool((await self._engine.tokenizer_manager.flush_cache()).success)
+        emptied = bool((await self._engine.tokenizer_manager.flush_cache()).success)
+        if emptied and self._coordination is not None:
+            self._coordination.emptied()
+        return emptied
 
     async def close_sessions(self, query: EngineQuery, sessions: list[str]) -> None:
         """Ends sessions of SGLang's own `enable_session_radix_cache`, with which benchmarks compare."""
@@ -209,6 +222,7 @@ class EngineReplica:
 
     async def _pump(self, call: EngineCall, parts: Parts) -> None:
         usage, coordination, identity = Usage(), self._coordination, call.identity
+        self._workflows.began(identity, time.monotonic())
 
         def begun(prompt: Sequence[int]) -> None:
             self._demand.began(call.rid, identity.workflow, len(prompt), time.monotonic())
@@ -228,6 +242,7 @@ class EngineReplica:
         finally:
             parts.end()
             self._demand.over(call.rid, time.monotonic())
+            self._workflows.over(identity, time.monotonic())
             if usage.began and coordination is not None:
                 coordination.over(identity, usage)
 
@@ -237,6 +252,11 @@ class EngineReplica:
             return False
         await self._api.warm_up(ids, f"warm-up-{secrets.token_hex(8)}")
         return True
+
+    def _on_plan(self, plan: EnginePlan) -> None:
+        self._demand.expect(plan, time.monotonic())
+        for workflow in plan.ends:  # elsewhere, or it lives elsewhere now
+            self._workflows.end(workflow, time.monotonic())
 
     async def _read_events(self) -> None:
         async for message in self._events.messages():
@@ -254,6 +274,13 @@ class EngineReplica:
             await asyncio.sleep(_MONITOR_PERIOD_S)
             if problem := self._health.problem(time.monotonic()):
                 await self._die(problem)
+
+    async def _end_idle(self) -> None:
+        while True:
+            await asyncio.sleep(_IDLE_PERIOD_S)
+            if idle := self._workflows.take_idle(time.monotonic()):
+                with contextlib.suppress(TimeoutError):  # of a scheduler that is stuck: `_monitor` sees to that
+                    self._end(dict.fromkeys(idle, "idle"))
 
     async def _keep_learned(self) -> None:
         """Keeps what the cache learns for the engines to come. A restart loses a period of it."""
@@ -303,45 +330,6 @@ class EngineReplica:
     def __del__(self) -> None:
         """Ray Serve calls this when the replica stops, before it kills the actor."""
         self._release()
-
-
-class Parts:
-    """What the engine has said of one call and nobody has taken yet. Chunks that pile up are taken as one."""
-
-    def __init__(self) -> None:
-        self._untaken: list[Reply | bytes] = []
-        self._changed = asyncio.Event()
-        self._begun = False
-        self._ended = False
-
-    def put(self, part: Reply | bytes) -> None:
-        if not self._ended:
-            self._begun = True
-            self._untaken.append(part)
-            self._changed.set()
-
-    def fail(self, error: ApiError, as_reply: Callable[[ApiError], Reply]) -> None:
-        """Ends the call with an error: as its reply, or as the last event of a stream that has begun."""
-        self.put(sse_event(error) if self._begun else as_reply(error))
-        self.end()
-
-    def end(self) -> None:
-        self._ended = True
-        self._changed.set()
-
-    async def __aiter__(self) -> AsyncIterator[Reply | bytes]:
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            untaken, self._untaken = self._untaken, []
-            chunks = [part for part in untaken if isinstance(part, bytes)]
-            for part in untaken:
-                if isinstance(part, Reply):
-                    yield part
-            if chunks:
-                yield b"".join(chunks)
-            if self._ended and not self._untaken:
-                return
 
 
 def _title(pid: int) -> str:

@@ -7,18 +7,16 @@ baggage, body fields, and last, inference from the text itself (`serving.convers
 from __future__ import annotations
 
 import hashlib
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from cache_actor.messages import RequestIdentity
 from serving.config import IdentityConfig, SessionHeaders
 from serving.conversations import Conversation, ConversationIndex, conversation_of
 from serving.errors import invalid_request
+from serving.naming import BAGGAGE_WORKFLOW, baggage_of, clean_id, header, workflow_by
 
-MAX_ID_CHARACTERS = 128
 DEFAULT_AGENT = "default"
 
 OUR_HEADERS = SessionHeaders(
@@ -82,10 +80,10 @@ def identify(
         ApiError: a flag or a number in a header that cannot be read (400, with the header's name).
     """
     found = _Found()
-    for source, names in _header_sources(config):
+    for source, names in header_sources(config):
         _take_headers(found, source, names, headers)
-    baggage = parse_baggage(_decoded(headers.get("baggage")) or "")
-    found.take("baggage", workflow=baggage.get("gen_ai.conversation.id"), agent=baggage.get("gen_ai.agent.name"))
+    baggage = baggage_of(headers)
+    found.take("baggage", workflow=baggage.get(BAGGAGE_WORKFLOW), agent=baggage.get("gen_ai.agent.name"))
     metadata = body.get("metadata")
     if isinstance(metadata, Mapping):
         found.take("metadata", workflow=metadata.get("workflow_id"), agent=metadata.get("agent"))
@@ -109,58 +107,23 @@ def identify(
     return Identified(identity, conversation.anchor, conversation)
 
 
-def clean_id(value: Any) -> str | None:
-    """An id without control characters and surrounding space, at most 128 characters; None if nothing is left.
-
-    A longer id keeps its head and ends in a hash of the whole, so that two long ids stay two.
-    """
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        return None
-    visible = "".join(c for c in str(value) if unicodedata.category(c)[0] != "C")
-    text = unicodedata.normalize("NFC", visible).strip()
-    if len(text) > MAX_ID_CHARACTERS:
-        digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-        text = f"{text[: MAX_ID_CHARACTERS - 17]}~{digest}"
-    return text or None
-
-
-def parse_baggage(header: str) -> dict[str, str]:
-    """The members of a W3C `baggage` header, percent-decoded; malformed members are passed over."""
-    members: dict[str, str] = {}
-    for member in header.split(","):
-        name, separator, value = member.partition(";")[0].partition("=")
-        if separator and name.strip():
-            members.setdefault(name.strip().lower(), unquote(value.strip()))
-    return members
-
-
-def _header_sources(config: IdentityConfig) -> list[tuple[str, SessionHeaders]]:
+def header_sources(config: IdentityConfig) -> list[tuple[str, SessionHeaders]]:
+    """The kinds of headers that say who calls, each with what `RequestIdentity.source` says of it, in their order."""
     sources = [("header", OUR_HEADERS), ("session", GENERIC_HEADERS)]
     return sources + [(f"vendor:{names.session}", names) for names in config.vendor_headers]
 
 
 def _take_headers(found: _Found, source: str, names: SessionHeaders, headers: Mapping[str, str]) -> None:
-    def header(name: str | None) -> str | None:
-        return _decoded(headers.get(name.lower())) if name else None
-
-    session, child, parent = (clean_id(header(name)) for name in (names.session, names.child, names.parent))
+    parent = clean_id(header(headers, names.parent))
+    if parent is None and clean_id(header(headers, names.child)):
+        parent = clean_id(header(headers, names.session))
     found.take(
         source,
-        workflow=child or session,
-        agent=header(names.agent),
-        parent=parent or (session if child else None),
-        final=_flag(names.final, header(names.final)),
+        workflow=workflow_by(headers, names.session, names.child),
+        agent=header(headers, names.agent),
+        parent=parent,
+        final=_flag(names.final, header(headers, names.final)),
     )
-
-
-def _decoded(value: str | None) -> str | None:
-    """Header values are bytes that servers read as Latin-1; where they are UTF-8, that is what the client meant."""
-    if value is None or value.isascii():
-        return value
-    try:
-        return value.encode("latin-1").decode()
-    except UnicodeError:
-        return value
 
 
 def _flag(name: str | None, value: str | None) -> bool | None:
@@ -194,7 +157,7 @@ def _priority(headers: Mapping[str, str], body: Mapping[str, Any]) -> int | None
 def _tenant(headers: Mapping[str, str]) -> str | None:
     """The tenant that is named, else a hash of the API key: the key itself never leaves the ingress."""
     for name in (TENANT_HEADER, ORGANIZATION_HEADER):
-        if tenant := clean_id(_decoded(headers.get(name))):
+        if tenant := clean_id(header(headers, name)):
             return tenant
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():

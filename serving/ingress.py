@@ -18,28 +18,31 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import metrics
 from starlette.requests import ClientDisconnect
 
+from cache_actor.admission_messages import AdmissionAnswer, AdmissionReport
 from cache_actor.messages import MAX_MESSAGE_BYTES, RequestIdentity
-from cache_actor.planner import MODES
 from cache_actor.workflows import State, Workflow, WorkflowRegistry
 from serving.admission import Admission, Ticket
 from serving.admission_metrics import AdmissionMetrics
 from serving.calls import SSE, EngineCall, EngineQuery, Kind, Reply
 from serving.config import AppConfig
 from serving.conversations import ConversationIndex
-from serving.ends import ENGINE_LOST, how_it_ended, tell_ends
+from serving.ends import end_to_tell, tell_ends
 from serving.engine_calls import EngineCalls
 from serving.errors import ApiError, invalid_request
 from serving.held_calls import answer
-from serving.http import CallStream, identity_headers, new_api, read_json
-from serving.identity import Identified, clean_id, identify
+from serving.http import CallStream, identity_headers, read_json
+from serving.identity import Identified, identify
 from serving.limits_feed import LimitsFeed
 from serving.link import Link
 from serving.logs import log_through_serve
+from serving.naming import clean_id
+from serving.operator_api import OperatorApi, api
 from serving.periodic import every
+from serving.router_switch import RouterSwitch
 from serving.routing_metrics import RoutingMetrics
 from serving.routing_table import RoutingTable, routing_table
 from serving.snapshot_feed import SnapshotFeed
-from serving.workflow_view import workflow_view
+from serving.workflow_view import ended_elsewhere, workflow_view
 
 logger = logging.getLogger("forecache")
 
@@ -56,34 +59,32 @@ _NOT_THE_CLIENTS = (
     "session_params",
 )
 _EXPIRE_PERIOD_S = 1.0
-_COORDINATOR_LIMIT_S = 5.0
-_ENGINE_LIMIT_S = 5.0
 _REHOME_PERIOD_S = 0.25
-CACHE_QUESTIONS = ("figures", "dump", "check")
-
-api = new_api()
 
 
 @serve.ingress(api)
-class Ingress:
-    """One replica. It holds the registry of workflows, so there is one of it."""
+class Ingress(OperatorApi):
+    """Holds the registry of its workflows: all calls that name one in their headers come here, see `ingress_router`."""
 
     def __init__(
         self, config: AppConfig, engines: DeploymentHandle, coordinator: DeploymentHandle | None = None
     ) -> None:
         log_through_serve()
         self._config = config
+        self._id: str = serve.get_replica_context().replica_id.unique_id
         self._queries = engines
         self._coordinator = coordinator
         self._table: RoutingTable = routing_table(**config.routing_table())
+        self._router = RouterSwitch(self._table, config.router.choices())
         engines._init()  # or Serve would make its router, which says what engines there are, with the first call
         self._calls = EngineCalls(engines, self._table, config.limits)
         self._door = Admission(
             config.admission,
             self._table.engines,
             config.limits.retry_after_s,
-            serve.get_replica_context().replica_id.unique_id,
+            self._id,
             AdmissionMetrics(metrics),
+            alone=config.deployment.ingress_replicas == 1,
         )
         self._routing = RoutingMetrics(metrics)
         self._registry = WorkflowRegistry(config.identity.idle_timeout_s, config.identity.max_workflows)
@@ -100,7 +101,7 @@ class Ingress:
         ]
         if coordinator is not None:
             link = Link(coordinator.address.remote, MAX_MESSAGE_BYTES)
-            works.append(LimitsFeed(link.ask, self._door.report, self._door.apply).run())
+            works.append(LimitsFeed(link.ask, self._report, self._hear).run())
             works.append(SnapshotFeed(link.ask, self._table.see).run())
         self._tasks = [asyncio.get_running_loop().create_task(work) for work in works]
 
@@ -127,78 +128,6 @@ class Ingress:
         status = "ok" if engines else "no engine is running"
         return JSONResponse({"status": status, "engines": len(engines)}, status_code=200 if engines else 503)
 
-    @api.get("/v1/engines")
-    async def engines(self) -> dict[str, Any]:
-        # One after the other: Ray 2.60 tells requests apart by an id that all calls made for one HTTP request share,
-        # and of two that wait for their engine at once it forgets one.
-        found: dict[str, dict[str, Any]] = {}
-        for engine in self._table.engines():
-            with contextlib.suppress(*ENGINE_LOST):  # it went in this moment, or is stuck
-                async with asyncio.timeout(_ENGINE_LIMIT_S):
-                    answer = await self._queries.status.remote(EngineQuery(engine))
-                found[answer["id"]] = answer  # by its id: for one that is gone another answers
-        load = self._table.load()
-        data = [{**answer, "workflows": load.get(engine, 0)} for engine, answer in sorted(found.items())]
-        return {"object": "list", "data": data}
-
-    @api.post("/v1/engines/{engine}")
-    async def drain_engine(self, engine: str, request: Request) -> dict[str, Any]:
-        self._check_engine(engine)
-        draining = (await read_json(request, self._config.limits.max_body_bytes)).get("draining")
-        if not isinstance(draining, bool):
-            raise invalid_request(f"draining cannot be {draining!r}; choose from true, false", param="draining")
-        answer: dict[str, Any] = await self._ask_engine(self._queries.drain, engine, draining)
-        return answer
-
-    @api.get("/v1/engines/{engine}/cache")
-    async def cache(self, engine: str, what: str = "dump") -> dict[str, Any]:
-        self._check_engine(engine)
-        if what not in CACHE_QUESTIONS:
-            raise invalid_request(f"what cannot be {what!r}; choose from {', '.join(CACHE_QUESTIONS)}", param="what")
-        answer: dict[str, Any] = await self._ask_engine(self._queries.ask, engine, what)
-        return answer
-
-    @api.get("/v1/coordinator")
-    async def coordinator(self) -> dict[str, Any]:
-        status: dict[str, Any] = await self._ask_coordinator("status")
-        return status
-
-    @api.post("/v1/coordinator")
-    async def switch_coordinator(self, request: Request) -> dict[str, Any]:
-        mode = (await read_json(request, self._config.limits.max_body_bytes)).get("mode")
-        if mode not in MODES:
-            raise invalid_request(f"mode cannot be {mode!r}; choose from {', '.join(MODES)}", param="mode")
-        return {"mode": await self._ask_coordinator("switch", mode)}
-
-    @api.get("/v1/coordinator/workflows")
-    async def forecasts(self, limit: int = 20) -> dict[str, Any]:
-        if not 1 <= limit <= 1000:
-            raise invalid_request(f"limit cannot be {limit}; it is from 1 to 1000", param="limit")
-        return {"object": "list", "data": await self._ask_coordinator("workflows", limit)}
-
-    @api.get("/v1/coordinator/workflows/{workflow_id:path}")
-    async def why(self, workflow_id: str) -> dict[str, Any]:
-        found: dict[str, Any] | None = await self._ask_coordinator("workflow", clean_id(workflow_id) or workflow_id)
-        if found is None:
-            raise ApiError(
-                404, f"the coordinator knows no workflow {workflow_id!r}", "workflow_not_found", "workflow_id"
-            )
-        return found
-
-    @api.get("/v1/admission")
-    async def admission(self) -> dict[str, Any]:
-        return self._door.status()
-
-    @api.post("/v1/admission")
-    async def switch_admission(self, request: Request) -> dict[str, Any]:
-        mode = (await read_json(request, self._config.limits.max_body_bytes)).get("mode")
-        if mode not in ("on", "off") and (isinstance(mode, bool) or not isinstance(mode, int) or mode < 1):
-            reason = f"mode cannot be {mode!r}; choose from on, off, or a number of workflows, at least 1"
-            raise invalid_request(reason, param="mode")
-        self._door.switch(mode)
-        logger.warning("forecache: admission is switched to %s", mode)
-        return self._door.status()
-
     @api.get("/v1/workflows")
     async def workflows(self, state: str | None = None, limit: int = 1000) -> dict[str, Any]:
         if state is not None and state not in list(State):
@@ -208,6 +137,7 @@ class Ingress:
         wanted = list(self._registry.workflows(State(state) if state else None))[-limit:]
         return {
             "object": "list",
+            "ingress": self._id,
             "counts": self._registry.counts(),
             "data": [self._workflow(workflow) for workflow in wanted],
         }
@@ -218,40 +148,33 @@ class Ingress:
 
     @api.delete("/v1/workflows/{workflow_id:path}")
     async def end_workflow(self, workflow_id: str) -> dict[str, Any]:
+        name = clean_id(workflow_id) or workflow_id
+        if name not in self._registry and (engine := await self._engine_of(name)):
+            self._ended.put_nowait((engine, name, "deleted"))
+            return ended_elsewhere(name, self._id, engine)
         workflow = self._known(workflow_id)
         self._registry.end(workflow.id, time.monotonic())
         self._release_ended()
         return self._workflow(workflow)
 
-    def _check_engine(self, engine: str) -> None:
-        if engine not in self._table.engines():
-            raise ApiError(404, f"there is no engine {engine!r}", "engine_not_found", "engine")
+    def _report(self) -> AdmissionReport:
+        return self._router.tell(self._door.report())
 
-    async def _ask_engine(self, method: Any, engine: str, *arguments: Any) -> Any:
-        try:
-            async with asyncio.timeout(_ENGINE_LIMIT_S):
-                return await method.remote(EngineQuery(engine), *arguments)
-        except ENGINE_LOST as error:
-            raise self._calls.down(f"it does not answer ({type(error).__name__})") from error
+    def _hear(self, answer: AdmissionAnswer) -> None:
+        self._door.apply(answer)
+        self._router.hear(answer)
 
-    async def _ask_coordinator(self, what: str, *arguments: Any) -> Any:
-        if self._coordinator is None:
-            reason = "there is no coordinator: coordinator.enabled is false, or cache.backend is sglang"
-            raise ApiError(404, reason, "no_coordinator")
-        try:
-            async with asyncio.timeout(_COORDINATOR_LIMIT_S):
-                return await getattr(self._coordinator, what).remote(*arguments)
-        except ENGINE_LOST as error:
-            raise ApiError(
-                503,
-                f"the coordinator does not answer ({type(error).__name__}); engines go on without it",
-                "coordinator_unavailable",
-                retry_after_s=self._config.limits.retry_after_s,
-            ) from error
+    async def _engine_of(self, workflow: str) -> str | None:
+        """Where a workflow lives whose calls came by other ingresses: one that is gone, or since no header named it."""
+        with contextlib.suppress(ApiError):  # the coordinator is not there
+            found = await self._ask_coordinator("workflow", workflow)
+            if found is not None and found["living"] and found["engine"] in self._table.engines():
+                return str(found["engine"])
+        return None
 
     async def _call(self, kind: Kind, request: Request) -> Response:
         request_id = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
-        headers: dict[str, str] = {}  # Serve's proxy adds x-request-id, the client's own if it sent one
+        headers = {"x-ingress-id": self._id}  # Serve's proxy adds x-request-id, the client's own if it sent one
         in_hand = self._inflight - self._door.waiting
         if in_hand >= self._config.limits.max_inflight_requests:
             error = self._calls.overloaded(f"the server has {in_hand} calls in hand, as many as it takes")
@@ -331,9 +254,9 @@ class Ingress:
 
     def _release_ended(self) -> None:
         for workflow_id in self._registry.take_ended():
-            if engine := self._table.engine_of(workflow_id):
-                workflow = self._registry.get(workflow_id)
-                self._ended.put_nowait((engine, workflow_id, how_it_ended(workflow)))
+            how = end_to_tell(self._registry.get(workflow_id))
+            if how and (engine := self._table.engine_of(workflow_id)):
+                self._ended.put_nowait((engine, workflow_id, how))
             self._table.release(workflow_id)
             self._door.over(workflow_id)
 
@@ -355,4 +278,4 @@ class Ingress:
         return workflow
 
     def _workflow(self, workflow: Workflow) -> dict[str, Any]:
-        return workflow_view(workflow, self._table.engine_of(workflow.id), self._door.queued(workflow.id))
+        return workflow_view(workflow, self._id, self._table.engine_of(workflow.id), self._door.queued(workflow.id))

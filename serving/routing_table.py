@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 import time
-import zlib
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 
 from cache_actor.snapshots import EngineSnapshot
 from serving.calls import EngineCall
-from serving.prompt_text import PromptLengths, texts_of
+from serving.prompt_text import PromptLengths, parts_of, pieces_of
 from serving.routing import Decision, RoutedCall, Router, make_router
 
 # An engine that has failed a call gets none for so long, in seconds, unless Serve says before that it is no more; twice
@@ -36,16 +35,27 @@ class RoutingTable:
     """The engines of this process's handle, the workflows that live on them, and the calls in flight. Thread-safe.
 
     Args:
-        router: what decides.
+        router, parameters: what decides, see `make_router`.
         max_workflows: whose engines are remembered; the one longest without a call is forgotten first.
         clock: in seconds, that of the times in snapshots.
 
     Attributes:
         counts: decisions by their reasons; `rehomed` workflows.
+
+    Raises:
+        ValueError: see `make_router`.
     """
 
-    def __init__(self, router: Router, max_workflows: int = 100_000, clock: Callable[[], float] = time.time) -> None:
-        self._router = router
+    def __init__(
+        self,
+        router: str = "workflow",
+        parameters: Mapping[str, Any] | None = None,
+        max_workflows: int = 100_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._name, self._parameters = router, dict(parameters or {})
+        self._router: Router = make_router(router, **self._parameters)
+        self._snapshots: dict[str, EngineSnapshot] = {}  # the newest of each engine that there is
         self._max_workflows = max_workflows
         self._clock = clock
         self._lock = threading.RLock()
@@ -57,6 +67,42 @@ class RoutingTable:
         self._flights: dict[str, _Flight | None] = {}  # calls that are open; None: not on their way to an engine
         self._lengths = PromptLengths()
         self.counts: Counter[str] = Counter()
+
+    def switch(self, router: str, parameters: Mapping[str, Any] | None = None) -> None:
+        """Another router decides from now on. Workflows stay where they live, as far as the new one cares.
+
+        Raises:
+            ValueError: see `make_router`; the old one stays.
+        """
+        chosen = make_router(router, **(parameters or {}))
+        with self._lock:
+            self._renew()
+            chosen.set_engines(self._running)
+            for snapshot in self._snapshots.values():
+                chosen.see(snapshot)
+            for workflow, engine in self._homes.items():
+                chosen.adopt(workflow, engine)
+            self._router, self._name, self._parameters = chosen, router, dict(parameters or {})
+
+    def status(self) -> dict[str, Any]:
+        """For people and for `GET /v1/router`: a JSON object. Ages are in seconds."""
+        with self._lock:
+            load, now = self.load(), self._clock()
+            return {
+                "name": self._name,
+                "parameters": self._parameters,
+                "engines": [
+                    {
+                        "id": engine,
+                        "workflows": load[engine],
+                        "running": self._running[engine],
+                        "draining": (seen := self._snapshots.get(engine)) is not None and seen.draining,
+                        "snapshot_age_s": None if seen is None else round(now - seen.at, 3),
+                    }
+                    for engine in self.engines()
+                ],
+                "counts": dict(self.counts),
+            }
 
     def set_engines(self, engines: Iterable[str]) -> None:
         """The engines that exist, as Serve says."""
@@ -98,6 +144,8 @@ class RoutingTable:
         """Snapshots have come."""
         with self._lock:
             for snapshot in snapshots:
+                if snapshot.engine in self._named:
+                    self._snapshots[snapshot.engine] = snapshot
                 self._router.see(snapshot)
 
     def decide(self, call: EngineCall) -> Decision | None:
@@ -185,18 +233,15 @@ class RoutingTable:
         for rid, flight in self._flights.items():
             if flight is not None and flight.decision.engine not in there:
                 self._flights[rid] = None
+        self._snapshots = {engine: one for engine, one in self._snapshots.items() if engine in self._named}
         self._router.set_engines(there)
 
     def _asked(self, call: EngineCall) -> tuple[RoutedCall, int]:
         """A call as routers are asked of it, and the characters of its prompt."""
-        characters = tokens = 0
-        pieces = []
-        for text, more in texts_of(call.body):
-            characters += len(text)
-            tokens += more
-            if self._router.reads_prompts:
-                name = f"{zlib.crc32(text.encode(errors='surrogatepass')):08x}"
-                pieces.append((name, self._lengths.tokens(len(text)) + more))
+        parts = list(parts_of(call.body))
+        characters = sum(len(part) for part in parts if isinstance(part, str))
+        tokens = sum(len(part) for part in parts if isinstance(part, list))
+        pieces = tuple(pieces_of(parts)) if self._router.reads_prompts else ()
         identity = call.identity
         return RoutedCall(
             identity.workflow,
@@ -205,7 +250,7 @@ class RoutingTable:
             identity.parent,
             call.anchor,
             identity.source != "inferred",
-            tuple(pieces),
+            pieces,
             call.wanted,
         ), characters
 
@@ -224,5 +269,5 @@ def routing_table(
     """
     with _TABLES_LOCK:
         if table not in _TABLES:
-            _TABLES[table] = RoutingTable(make_router(router, **(parameters or {})), max_workflows)
+            _TABLES[table] = RoutingTable(router, parameters, max_workflows)
         return _TABLES[table]

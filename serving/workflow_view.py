@@ -6,14 +6,15 @@ import time
 from typing import Any
 
 from cache_actor.admission import Queued
-from cache_actor.workflows import Workflow
+from cache_actor.workflows import EndReason, State, Workflow
 
 
-def workflow_view(workflow: Workflow, engine: str | None, queued: Queued | None) -> dict[str, Any]:
+def workflow_view(workflow: Workflow, ingress: str, engine: str | None, queued: Queued | None) -> dict[str, Any]:
     """A JSON object. Times are Unix times in seconds.
 
     Args:
         workflow: times in seconds of this machine's monotonic clock.
+        ingress: which knows this of it.
         engine: where it lives.
         queued: how it stands in the queue, if it waits to be let in.
     """
@@ -25,6 +26,7 @@ def workflow_view(workflow: Workflow, engine: str | None, queued: Queued | None)
         "parent": workflow.parent,
         "tenant": workflow.tenant,
         "priority": workflow.priority,
+        "ingress": ingress,
         "engine": engine,
         "calls": workflow.calls,
         "running": workflow.running,
@@ -35,6 +37,18 @@ def workflow_view(workflow: Workflow, engine: str | None, queued: Queued | None)
         "last_seen": _wall_clock(workflow.last_seen),
         "ended": _wall_clock(workflow.ended) if workflow.ended is not None else None,
         "end_reason": workflow.end_reason,
+    }
+
+
+def ended_elsewhere(workflow: str, ingress: str, engine: str) -> dict[str, Any]:
+    """A workflow that its client ends at an ingress which does not know it, as far as is known there: a JSON object."""
+    return {
+        "id": workflow,
+        "object": "workflow",
+        "state": State.ENDED,
+        "ingress": ingress,
+        "engine": engine,
+        "end_reason": EndReason.REQUESTED,
     }
 
 

@@ -1,8 +1,8 @@
 """Working-set admission: how many workflows run at once on each engine, and who waits.
 
-`base.py` is the contract of what finds the number, and every other `*_limit.py` is one way to find it. `gate.py` keeps
-who is in (`room.py`) and who waits (`queue.py`), within `bounds.py` and with the `shares.py` of tenants. All of it is
-pure: times are parameters. What each is worth is in the README, under "Who is let in".
+`base.py` is the contract of what finds the number, and every other `*_limit.py` is one way to find it. `gate.py` says
+who is in (`inside.py`, `room.py`) and who waits (`queue.py`), within `bounds.py` and with the `shares.py` of tenants.
+All of it is pure: times are parameters. What each is worth is in the README, under "Who is let in".
 """
 
 from cache_actor.admission import (
@@ -10,6 +10,7 @@ from cache_actor.admission import (
     balance_limit,
     fixed_limit,
     gradient_limit,
+    miss_curve_limit,
     pause_limit,
     working_set_limit,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "fixed_limit",
     "gradient_limit",
     "make_controller",
+    "miss_curve_limit",
     "pause_limit",
     "working_set_limit",
 ]

@@ -19,6 +19,7 @@ class Signals:
         running_calls, waiting_calls: in the engine, with and without a place in its batch.
         prefill_s: seconds the engine has spent on prefill; `busy_s` on anything.
         computed: prompt tokens computed; `regret` those of them that had been in the cache before.
+        reused: prompt tokens found in the cache.
         output: tokens generated.
         working_set: tokens of the contexts of the workflows that are in, as of their latest calls.
         growth: tokens by which these are forecast to grow until their next calls.
@@ -34,6 +35,7 @@ class Signals:
     busy_s: float
     computed: int
     regret: int
+    reused: int
     output: int
     working_set: int
     growth: int
@@ -63,7 +65,7 @@ class LimitController(ABC):
 
 
 # What the configuration says if nobody says anything else.
-DEFAULT_CONTROLLER = "balance"
+DEFAULT_CONTROLLER = "miss-curve"
 
 _CONTROLLERS: dict[str, type[LimitController]] = {}
 

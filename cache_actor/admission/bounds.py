@@ -26,6 +26,8 @@ class Bounds:
         pause_after_s: so long more may be in than the limit says before some are paused, so that a limit that goes
             down and up again pauses nobody.
         weights: of tenants, for their shares of the places; others weigh 1.
+        alone: whether this is the only gate. If it is not, a parent that is not known here is in at another, or it
+            would have started nothing.
     """
 
     max_wait_s: float = math.inf
@@ -33,6 +35,7 @@ class Bounds:
     idle_s: float = math.inf
     pause_after_s: float = 3.0
     weights: Mapping[str, float] = field(default_factory=dict)
+    alone: bool = True
 
     @property
     def expectable_s(self) -> float:

@@ -8,15 +8,15 @@ came later.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from cache_actor.admission.bounds import Bounds, Queued, Refused
+from cache_actor.admission.inside import Inside
 from cache_actor.admission.queue import Queue
 from cache_actor.admission.room import Member, Room, roomiest
-from cache_actor.admission.shares import Claim, Mean, Shares, Tenant
+from cache_actor.admission.shares import Claim, Shares, Tenant
 from cache_actor.admission_messages import MAX_GATE_EVENTS, GateEvent
 
 
@@ -26,30 +26,25 @@ class Gate:
     Attributes:
         counts: what has happened: `held`, `let_in`, `overdue` (of these those let in beyond a limit, having waited for
             `max_wait_s`), `refused_full`, `refused_wait`, `paused`, `gave_up` (idle ones whose place another got).
-        paused: workflows that have had a place, and get another when they call again, oldest pause first.
     """
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self._bounds = bounds or Bounds()
-        self._rooms: dict[str, Room] = {}
-        self._members: dict[str, Member] = {}
         self._shares = Shares(self._bounds.weights)
         self._queue = Queue(self._shares)
-        self._numbers = itertools.count()
+        self._inside = Inside(self._shares, self._queue.moved)
+        self._members = self._inside.members
+        self._rooms = self._inside.rooms
         self._now = 0.0
-        self._needs = Mean()  # seconds in places that a workflow takes, pauses left out
         self._events: deque[GateEvent] = deque(maxlen=MAX_GATE_EVENTS)
         self.counts: Counter[str] = Counter()
-        self.paused: dict[str, None] = {}
 
     def set_limits(self, limits: Mapping[str, int | None], now: float | None = None) -> None:
         """The engines that there are, each with its limit; None: no limit. Workflows of an engine that is gone stay
         in, and count nowhere until they are placed anew."""
         self._clock(now)
-        for engine in self._rooms.keys() - limits.keys():
-            self._close(engine)
-        for engine, limit in limits.items():
-            self._rooms.setdefault(engine, Room()).limit = limit
+        for engine in self._inside.set_limits(limits):
+            self._queue.close(engine)
         for room in self._rooms.values():
             self._pause(room)
 
@@ -69,11 +64,13 @@ class Gate:
         self._clock(now)
         member = self._members.get(workflow)
         if member is None:
-            member = Member(workflow, self._shares.tenant(tenant), self._now, next(self._numbers))
+            member = self._inside.stranger(workflow, tenant, self._now)
             if (starter := self._members.get(parent)) is not None:
                 member.since = starter.since
                 if starter.inside:
-                    self._let_in(member, self._engine_for(member))
+                    self._inside.let_in(member, self._inside.engine_for(member), self._now)
+            elif parent and not self._bounds.alone:
+                self._inside.let_in(member, self._inside.engine_for(member), self._now)
         if not member.inside and not self._enter(member):
             self._hold(member, priority)
             return None
@@ -98,17 +95,8 @@ class Gate:
         """A workflow that is in lives on an engine: what the router made of the gate's word. On one of which
         `set_limits` has not told, or that is gone, it counts nowhere until it is placed anew."""
         member = self._members.get(workflow)
-        if member is None or not member.inside or member.engine == engine:
-            return
-        if member.engine is not None:
-            self._rooms[member.engine].drop(member)
-        member.engine = None
-        if (room := self._rooms.get(engine)) is None:
-            return
-        member.engine = engine
-        room.take(member)
-        if not member.running:
-            room.rest(member, member.idle_until)
+        if member is not None and member.inside and member.engine != engine:
+            self._inside.place(member, engine)
 
     def note(self, workflow: str, tokens: int, gap_s: float = 0.0, remaining: float = 1.0) -> None:
         """What is known of a workflow: tokens of its context, seconds to its next call, calls until it ends."""
@@ -145,7 +133,7 @@ class Gate:
         self._queue.remove(member)
         member.held = 0
         if not member.known:
-            self._forget(member)
+            self._inside.forget(member)
 
     def over(self, workflow: str, now: float | None = None) -> None:
         """A workflow has ended: its place is free. Calls of it that are held go with it."""
@@ -155,11 +143,7 @@ class Gate:
             return
         if member.held:
             self._queue.remove(member)
-        if member.inside:
-            self._leave(member)
-        elif member.place_s:  # it was paused
-            self._learn(member)
-        self._forget(member)
+        self._inside.over(member, self._now)
 
     def inside(self, engine: str) -> Iterable[str]:
         """The workflows that count against an engine's limit."""
@@ -173,6 +157,11 @@ class Gate:
     def held(self) -> int:
         """Workflows with a call that waits."""
         return len(self._queue)
+
+    @property
+    def paused(self) -> Collection[str]:
+        """Workflows that have had a place, and get another when they call again, oldest pause first."""
+        return self._inside.paused.keys()
 
     def held_by_engine(self) -> dict[str, int]:
         """These, by the engine that they live on; "": on none yet."""
@@ -204,7 +193,7 @@ class Gate:
         if member is None:
             return None
         ahead = self._queue.ahead(member, member.claim)
-        wait_s = self._wait_s(member, ahead)
+        wait_s = self._inside.wait_s(member, ahead)
         estimate_s = None if wait_s is None else wait_s * member.tenant.lateness()
         return Queued(ahead + 1, self.held, max(0.0, now - member.asked), estimate_s)
 
@@ -214,64 +203,30 @@ class Gate:
 
     def _enter(self, member: Member) -> bool:
         """Lets a workflow in if there is room for which nobody waits."""
-        engine = self._engine_for(member)
+        engine = self._inside.engine_for(member)
         if engine is not None and (self._rooms[engine].free() < 1 or self._queue.head(engine) is not None):
             return False
-        self._let_in(member, engine)
+        self._inside.let_in(member, engine, self._now)
         return True
-
-    def _let_in(self, member: Member, engine: str | None) -> None:
-        self._remember(member)
-        self.paused.pop(member.name, None)
-        member.inside = member.known = True
-        member.engine = engine
-        member.entered = self._now
-        member.charged = self._shares.charge(member.tenant)
-        self._queue.moved(member.tenant)
-        if engine is not None:
-            self._rooms[engine].take(member)
-
-    def _leave(self, member: Member, paused: bool = False) -> None:
-        """Frees its place. `paused`: it will want it back."""
-        member.inside = False
-        if member.engine is not None:
-            self._rooms[member.engine].drop(member)
-        stay_s = self._now - member.entered
-        self._shares.settle(member.tenant, member.charged, stay_s)
-        self._queue.moved(member.tenant)
-        member.place_s += stay_s
-        if not paused:
-            self._learn(member)
-
-    def _give_up(self, member: Member, paused: bool) -> None:
-        """Loses its place between two calls."""
-        self._leave(member, paused)
-        self.paused[member.name] = None
-        self._events.append(GateEvent(member.name, "paused", member.engine or "", self._now))
-
-    def _learn(self, member: Member) -> None:
-        """It needs no place any more, as far as anybody knows."""
-        self._needs.take(member.place_s)
-        member.place_s = 0.0
 
     def _hold(self, member: Member, priority: int) -> None:
         if not member.known and self.new_calls >= self._bounds.max_waiting:
-            self._refuse("full", self._wait_s(member, 0))
+            self._refuse("full", self._inside.wait_s(member, 0))
         if not member.held:
             self._queue_up(member, (-priority, member.since, member.number, member.name))
         member.held += 1
         self._queue.new_calls += not member.known
 
     def _queue_up(self, member: Member, claim: Claim) -> None:
-        expected_s = self._wait_s(member, self._queue.ahead(member, claim))
+        expected_s = self._inside.wait_s(member, self._queue.ahead(member, claim))
         late_s = (expected_s or 0.0) * member.tenant.lateness() - self._bounds.expectable_s
         if not member.known and late_s > 0:
             self._refuse("wait", late_s)
-        self._remember(member)
+        self._inside.remember(member)
         member.claim, member.asked, member.expected_s = claim, self._now, expected_s
         self._queue.add(member)
         self.counts["held"] += 1
-        self._events.append(GateEvent(member.name, "held", member.engine or "", self._now))
+        self._tell(member, "held")
 
     def _refuse(self, reason: Literal["full", "wait"], retry_after_s: float | None) -> None:
         self.counts[f"refused_{reason}"] += 1
@@ -283,7 +238,7 @@ class Gate:
         if not self._rooms:
             return self._admit(oldest, None)
         if self._now - oldest.asked >= self._bounds.max_wait_s:
-            engine = self._engine_for(oldest)
+            engine = self._inside.engine_for(oldest)
             assert engine is not None, "there are rooms"
             self.counts["overdue"] += self._rooms[engine].free() < 1
             return self._admit(oldest, engine)
@@ -304,18 +259,19 @@ class Gate:
         if not member.known and member.expected_s is not None:
             member.tenant.waits.take(self._now - member.asked)
             member.tenant.expected.take(member.expected_s)
-        self._let_in(member, engine)
+        self._inside.let_in(member, engine, self._now)
         member.running += member.held
         member.held = 0
         self.counts["let_in"] += 1
-        self._events.append(GateEvent(member.name, "let_in", engine or "", self._now, self._now - member.asked))
+        self._tell(member, "let_in", self._now - member.asked)
         return member
 
     def _make_room(self, room: Room) -> bool:
         """Takes their places from those who have been idle for too long, if that frees one."""
         idle = room.longest_idle(1 - int(room.free()), self._now)
         for member in idle:
-            self._give_up(member, paused=False)
+            self._inside.give_up(member, self._now)
+            self._tell(member, "paused")
         self.counts["gave_up"] += len(idle)
         return bool(idle)
 
@@ -328,34 +284,9 @@ class Gate:
             room.over_since = self._now
         if self._now - room.over_since >= self._bounds.pause_after_s:
             for member in room.cheapest_idle(int(excess)):
-                self._give_up(member, paused=True)
+                self._inside.pause(member, self._now)
+                self._tell(member, "paused")
                 self.counts["paused"] += 1
 
-    def _close(self, engine: str) -> None:
-        """The engine is gone, and what is paused or in there is at home nowhere."""
-        del self._rooms[engine]
-        self._queue.close(engine)
-        for member in self._members.values():
-            if member.engine == engine:
-                member.engine = None
-
-    def _remember(self, member: Member) -> None:
-        if member.name not in self._members:
-            self._members[member.name] = member
-            member.tenant.members += 1
-
-    def _forget(self, member: Member) -> None:
-        del self._members[member.name]
-        self.paused.pop(member.name, None)
-        member.tenant.members -= 1
-
-    def _engine_for(self, member: Member) -> str | None:
-        """Where its context is; for a new one the engine with the most room."""
-        return member.engine or (roomiest(self._rooms) if self._rooms else None)
-
-    def _wait_s(self, member: Member, ahead: int) -> float | None:
-        """Until so many and one more have found a place, at the rate at which those that are in are seen to be over."""
-        rooms = self._rooms.values() if member.engine is None else (self._rooms[member.engine],)
-        places = sum(room.used() for room in rooms)
-        need_s = self._needs.value
-        return None if need_s is None or not places else (ahead + 1) * need_s / places
+    def _tell(self, member: Member, what: str, waited_s: float = 0.0) -> None:
+        self._events.append(GateEvent(member.name, what, member.engine or "", self._now, waited_s))

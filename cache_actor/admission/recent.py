@@ -16,7 +16,9 @@ class Recent:
 
     Attributes:
         seconds: of it; `prefill_s` and `busy_s` of these the engine has spent on prefill, and on anything.
-        computed, regret, output: tokens, as in `Signals`.
+        computed, regret, reused, output: tokens, as in `Signals`.
+        admitted_s, waiting_s, needed_s: workflows inside, calls waiting in the engine, and tokens of the contexts of
+            those inside as they are forecast to grow, times seconds.
     """
 
     seconds: float = 0.0
@@ -24,7 +26,11 @@ class Recent:
     busy_s: float = 0.0
     computed: float = 0.0
     regret: float = 0.0
+    reused: float = 0.0
     output: float = 0.0
+    admitted_s: float = 0.0
+    waiting_s: float = 0.0
+    needed_s: float = 0.0
 
     @property
     def prefill_share(self) -> float:
@@ -39,6 +45,26 @@ class Recent:
     def regret_share(self) -> float:
         """Of the prompt tokens computed: those that had been in the cache before."""
         return _share(self.regret, self.computed)
+
+    @property
+    def missed_share(self) -> float:
+        """Of the prompt tokens that had been in the cache before: those that were no longer."""
+        return _share(self.regret, self.regret + self.reused)
+
+    @property
+    def admitted(self) -> float:
+        """Workflows inside, on the mean."""
+        return self.admitted_s / self.seconds if self.seconds > 0.0 else 0.0
+
+    @property
+    def waiting(self) -> float:
+        """Calls that wait in the engine, on the mean."""
+        return self.waiting_s / self.seconds if self.seconds > 0.0 else 0.0
+
+    @property
+    def context(self) -> float:
+        """Tokens of a context, as it is forecast to grow, on the mean."""
+        return self.needed_s / self.admitted_s if self.admitted_s > 0.0 else 0.0
 
     def residence_s(self, capacity: int) -> float:
         """How long tokens stay in tiers that hold `capacity`, before as many others have come. Between `SHORTEST_S`
@@ -56,6 +82,7 @@ class Recent:
             now.busy_s - before.busy_s,
             now.computed - before.computed,
             now.regret - before.regret,
+            now.reused - before.reused,
             now.output - before.output,
         )
         if not 0.0 < seconds < math.inf or min(came) < 0.0:
@@ -66,7 +93,11 @@ class Recent:
         self.busy_s = self.busy_s * kept + came[1]
         self.computed = self.computed * kept + came[2]
         self.regret = self.regret * kept + came[3]
-        self.output = self.output * kept + came[4]
+        self.reused = self.reused * kept + came[4]
+        self.output = self.output * kept + came[5]
+        self.admitted_s = self.admitted_s * kept + now.admitted * seconds
+        self.waiting_s = self.waiting_s * kept + now.waiting_calls * seconds
+        self.needed_s = self.needed_s * kept + (now.working_set + now.growth) * seconds
         return True
 
 

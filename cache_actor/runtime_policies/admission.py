@@ -118,6 +118,7 @@ def _signals(engine: EngineState, regret: int, watch: _Watch, cluster: Cluster) 
         busy_s=work.busy_s,
         computed=work.computed,
         regret=regret,
+        reused=work.reused,
         output=work.output,
         working_set=watch.tokens,
         growth=round(max(0.0, watch.growth)),

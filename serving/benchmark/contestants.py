@@ -10,10 +10,13 @@ from typing import Any, Literal
 from cache_actor.admission import make_controller
 from cache_actor.admission.base import DEFAULT_CONTROLLER
 from cache_actor.policies import make_policy
+from serving.benchmark.routers import BENCHMARK_ROUTERS
+from serving.routing import make_router
 
 Forecasts = Literal["none", "uniform", "markov", "noisy", "oracle", "graph", "transitions", "tools", "predictor"]
 Prefetch = Literal["off", "conservative", "aggressive"]
 
+ROUTED_BY = ", "
 _NOISY = re.compile(r"(lookahead|reuse)-noisy\(([0-9.]+)\)$")
 _PREFETCH: dict[str, Prefetch] = {"+prefetch": "conservative", "+aggressive": "aggressive"}
 
@@ -38,6 +41,8 @@ class Contestant:
         trained: the predictor begins with what it has learned of other workflows of the kind, not with nothing.
         clairvoyant: victims by the true next use of every node (Belady), which only a replay can know.
         admission: what finds how many workflows run at once on an engine, and `admission_parameters` its parameters.
+        router: what says where calls go, a name or an import path, and `router_parameters` its parameters; "": whatever
+            the application has.
     """
 
     name: str
@@ -54,6 +59,8 @@ class Contestant:
     trained: bool = False
     admission: str = "off"
     admission_parameters: dict[str, Any] = field(default_factory=dict)
+    router: str = ""
+    router_parameters: dict[str, Any] = field(default_factory=dict)
 
 
 _SYSTEM = {
@@ -96,12 +103,16 @@ def contestant(name: str) -> Contestant:
     """A policy by its name, which may end in `+prefetch` or, for the ablation, `+aggressive`.
 
     Before that, parameters may stand: `reuse-markov:guard=false:features=steps/uses`, lists by `/`. At the end may
-    follow who is let in: `@16` for so many workflows at once on an engine, or `@balance` for what finds the number,
-    with its parameters (`@balance:weight=2`).
+    follow who is let in: `@16` for so many workflows at once on an engine, or `@miss-curve` for what finds the number,
+    with its parameters (`@miss-curve:least=2`). And after a comma who
+    says where calls go (`lru, session-hash`), with parameters likewise.
 
     Raises:
-        ContestantError: there is no such policy or parameter, or it has no forecasts to prefetch by.
+        ContestantError: there is no such policy, router or parameter, or it has no forecasts to prefetch by.
     """
+    name, routed, router = name.partition(ROUTED_BY)
+    if routed:
+        return _with_router(contestant(name), router)
     policy, let_in, admission = name.partition("@")
     if let_in:
         return _with_admission(contestant(policy), name, admission)
@@ -142,6 +153,18 @@ def _with_admission(who: Contestant, name: str, admission: str) -> Contestant:
     except (ValueError, TypeError) as error:
         raise ContestantError(f"policy {name!r}: {error}") from None
     return replace(who, name=name, admission=finds, admission_parameters=parameters)
+
+
+def _with_router(who: Contestant, router: str) -> Contestant:
+    name = f"{who.name}{ROUTED_BY}{router}"
+    asked, *assigned = router.split(":")
+    parameters = dict(_parameter(name, one) for one in assigned)
+    path = BENCHMARK_ROUTERS.get(asked, asked)
+    try:
+        make_router(path, **parameters)
+    except ValueError as error:
+        raise ContestantError(f"policy {name!r}: {error}") from None
+    return replace(who, name=name, router=path, router_parameters=parameters)
 
 
 def _parameter(name: str, assigned: str) -> tuple[str, Any]:

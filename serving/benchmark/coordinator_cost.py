@@ -61,7 +61,7 @@ class MadeUpEngine:
         for _ in range(EVENTS // 2):
             self._call()
         self._computed += 1000
-        work = Work(time.monotonic(), time.monotonic(), time.monotonic(), self._computed, 0, 0, 100_000, 400_000)
+        work = Work(time.monotonic(), time.monotonic(), time.monotonic(), self._computed, 0, 0, 0, 100_000, 400_000)
         return encode(self._log.report(Load(8, 0, next(self._pressure), work)))
 
     def hear(self, answer: SyncAnswer) -> None:

@@ -165,15 +165,17 @@ def router(
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Measure a routing decision, and the snapshots it is made from, under 50 calls a second on each engine.
+    """Measure the choice of an ingress and of an engine, and the snapshots that this one is made from, under 50 calls a
+    second on each engine.
 
     Exit code: 0 measured, 1 a budget is missed (with --check), 130 interrupted by Ctrl-C.
     """
+    from serving.benchmark import ingress_cost
     from serving.benchmark import router_cost as cost
 
     with _measuring() as told:
-        figures = cost.measure(engines, decisions, told)
-    _beside(cost.BUDGETS, figures, check, as_json)
+        figures = ingress_cost.measure(decisions) | cost.measure(engines, decisions, told)
+    _beside((*ingress_cost.BUDGETS, *cost.BUDGETS), figures, check, as_json)
 
 
 def storage(

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from serving.benchmark.balance_figures import balance_figures
 from serving.benchmark.bootstrap import estimate
 from serving.benchmark.records import CallRecord, RoundRecord
 from serving.benchmark.workflow_figures import WorkflowFigures, time_to_first_token
@@ -55,6 +56,7 @@ def policy_figures(rounds: Rounds, workflows: Sequence[WorkflowFigures]) -> Figu
         "prefetch": {name: counters.get(counter) for name, counter in PREFETCH.items()},
         "policy_cpu_s": sum(cpu) if cpu else None,
         "evicted": {tier: _by_reason(counters, f"evicted_{tier}_") for tier in ("device", "host")},
+        **balance_figures(rounds),
         "counters": dict(sorted(counters.items())),
         "intervals": _intervals(workflows),
         "latencies": sorted(each.latency_s for each in finished),

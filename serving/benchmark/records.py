@@ -47,6 +47,8 @@ class CallRecord:
         first_token_s: None if no token came.
         pause_s: how long the workflow's tools took after this call.
         error: why the call failed; None if it did not.
+        engine: that answered; "" if it was not told.
+        route: why the call went to that engine, in the words of `serving.routing.Why`.
     """
 
     point: str
@@ -64,6 +66,8 @@ class CallRecord:
     output_tokens: int = 0
     pause_s: float = 0.0
     error: str | None = None
+    engine: str = ""
+    route: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,7 @@ class RoundRecord:
             `active`, `retired`, `prefetched`, `free` (they add up to the pool), `running` (the part of `active` that
             running calls hold and nobody can evict), `host_active`, `host_retired` …; where workflows may have to
             wait, in workflows, `admitted`, `held` and `limit`.
+        engines: that were there, those without a call included.
     """
 
     point: str
@@ -89,6 +94,7 @@ class RoundRecord:
     counters: Mapping[str, int] = field(default_factory=dict)
     policy_cpu_s: float | None = None
     timeline: list[dict[str, float]] = field(default_factory=list)
+    engines: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from serving.benchmark.result_text import TextTable, point_tables, short_table
+from serving.benchmark.result_text import TextTable, balance_table, point_tables, short_table
 from serving.benchmark.summary import summary
 from serving.benchmark.sweep import NOISE, Point, all_policies, describe, label, main_axis, slices, varying
 
@@ -94,6 +94,9 @@ def print_results(results: Mapping[str, Any], console: Console) -> None:
         table = short_table(point, policies)
         if table.rows:
             console.print(rich_table(table, f"{label(point, points)} ({point['band']})"))
+        spread = balance_table(point, policies)
+        if spread.rows:
+            console.print(rich_table(spread, spread.title))
     for line in summary(results):
         console.print(Text(f"• {line}"))
 

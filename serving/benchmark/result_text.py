@@ -77,9 +77,15 @@ MAIN: tuple[tuple[str, str, Text], ...] = (
 
 
 def point_tables(point: Point, policies: Sequence[str]) -> list[TextTable]:
-    """Every figure of a point, in four tables."""
+    """Every figure of a point, in a few tables."""
     shown = [name for name in policies if name in point["policies"]]
-    tables = [_main(point, shown), _ratios(point, shown), _cache(point, shown), _agents(point, shown)]
+    tables = [
+        _main(point, shown),
+        _ratios(point, shown),
+        balance_table(point, shown),
+        _cache(point, shown),
+        _agents(point, shown),
+    ]
     return [table for table in tables if table.rows and len(table.headers) > 1]
 
 
@@ -96,6 +102,21 @@ def short_table(point: Point, policies: Sequence[str]) -> TextTable:
     base = point["baseline"] or "baseline"
     headers = ["policy", "hit", "latency, s", "p95", "TTFT, s", f"latency ÷ {base}", f"TTFT ÷ {base}"]
     return TextTable(point["key"], [*headers, "hit − baseline, points", "failed"], rows)
+
+
+def balance_table(point: Point, policies: Sequence[str]) -> TextTable:
+    """How evenly several engines were loaded, and why calls went where they did; without rows for one engine."""
+    balanced = [name for name in policies if point["policies"].get(name, {}).get("balance")]
+    routes = dict.fromkeys(why for name in balanced for why in point["policies"][name]["routes"])
+    rows = []
+    for name in balanced:
+        mine = point["policies"][name]
+        cells = [f"{mine['balance'][load]:.2f}" for load in ("calls", "prompt", "computed")]
+        rows.append([name, *cells, *(count(mine["routes"].get(why, 0)) for why in routes)])
+    headers = ["policy", "calls", "prompt tokens", "computed", *routes]
+    return TextTable(
+        "The busiest engine's load over the mean engine's, and calls by why they went there", headers, rows
+    )
 
 
 def _main(point: Point, shown: Sequence[str]) -> TextTable:

@@ -63,7 +63,7 @@ class Router(ABC):
     * an engine that was dropped is not chosen again before `set_engines` names it;
     * without engines there is no decision, with one engine it is that one;
     * the same words in the same order get the same answers;
-    * a router that says `sticky` for a workflow says the engine that it said before;
+    * a router that says `sticky` for a workflow says the engine that it said before, or was told to adopt it on;
     * no word about unknown workflows or engines is an error.
 
     Attributes:
@@ -91,6 +91,10 @@ class Router(ABC):
 
     def see(self, snapshot: EngineSnapshot) -> None:
         """A snapshot has come. By default nobody looks at it."""
+        return
+
+    def adopt(self, workflow: str, engine: str) -> None:
+        """A workflow lives on an engine, as another router has decided. By default nobody remembers where it lives."""
         return
 
     def answered(self, workflow: str, engine: str) -> str | None:
@@ -123,7 +127,7 @@ def router_names() -> list[str]:
     return sorted(_MAKERS)
 
 
-def make_router(name: str, **parameters: Any) -> Router:
+def make_router(name: str, /, **parameters: Any) -> Router:
     """A router by its name, or by `package.module:Class`.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cache_actor.snapshots import NOTHING, EngineSnapshot, Resident
 from serving.routing.rates import Rates
@@ -23,6 +23,7 @@ class Sent:
     Attributes:
         tokens: that it has to compute there.
         context_tokens: of its workflow, if it is new there; else 0.
+        over: whether it has been answered: what it brought is there, and nobody waits for it any more.
     """
 
     at: float
@@ -31,6 +32,7 @@ class Sent:
     prompt_tokens: int
     tokens: int
     context_tokens: int
+    over: bool = False
 
 
 class KnownEngine:
@@ -87,6 +89,15 @@ class KnownEngine:
         self._sent.append(sent)
         self._count(sent)
 
+    def answered(self, workflow: str) -> None:
+        """The call of a workflow that was sent first, of those since the snapshot, is over."""
+        for place, sent in enumerate(self._sent):
+            if sent.workflow == workflow and not sent.over:
+                self._sent[place] = replace(sent, over=True)
+                self.pending -= sent.tokens
+                self.running -= 1
+                return
+
     def resident(self, workflow: str) -> Resident:
         """What is there of a workflow, or will be when what was sent has been computed."""
         known = self._resident.get(workflow, NOTHING)
@@ -121,8 +132,8 @@ class KnownEngine:
             self._count(sent)
 
     def _count(self, sent: Sent) -> None:
-        self.pending += sent.tokens
-        self.running += 1
+        self.pending += 0 if sent.over else sent.tokens
+        self.running += not sent.over
         self.needed += sent.context_tokens
         self._workflows[sent.workflow] = sent.prompt_tokens
         self._anchors[sent.agent] = min(sent.prompt_tokens, self._anchors.get(sent.agent, sent.prompt_tokens))

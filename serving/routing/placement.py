@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Set
+
+from serving.rendezvous import weight
 
 
 class Placement:
@@ -21,9 +22,15 @@ class Placement:
     Args:
         overload_bound: at least 1.
         max_workflows: placements that are remembered; the longest unused is forgotten first.
+
+    Raises:
+        ValueError: a value out of range.
     """
 
     def __init__(self, overload_bound: float = 1.25, max_workflows: int = 100_000) -> None:
+        for name, value in (("overload_bound", overload_bound), ("max_workflows", max_workflows)):
+            if not value >= 1:
+                raise ValueError(f"{name} is {value:g}; give at least 1")
         self._bound = overload_bound
         self._max = max_workflows
         self._engine_of: OrderedDict[str, str] = OrderedDict()
@@ -52,6 +59,12 @@ class Placement:
         engine = self._engine_of.pop(workflow, None)
         if engine is not None:
             self._load[engine] -= 1
+
+    def adopt(self, workflow: str, engine: str) -> None:
+        """The workflow lives on that engine, whatever its hash says and however many are there; if there is such."""
+        if engine in self._load:
+            self.release(workflow)
+            self.place(workflow, None, True, wanted=engine)
 
     def place(
         self,
@@ -94,14 +107,9 @@ class Placement:
         with_room = [engine for engine, load in self._load.items() if load < most]
         if key is None:
             return min(with_room, key=lambda engine: (calls.get(engine, 0), self._load[engine], engine))
-        return max(with_room, key=lambda engine: _weight(key, engine))
+        return max(with_room, key=lambda engine: weight(key, engine))
 
     def _forget_oldest(self) -> None:
         while len(self._engine_of) > self._max:
             _, engine = self._engine_of.popitem(last=False)
             self._load[engine] -= 1
-
-
-def _weight(key: str, engine: str) -> bytes:
-    """Rendezvous weight (Thaler and Ravishankar 1998): each pair draws a number, the highest wins."""
-    return hashlib.blake2b(f"{engine}\0{key}".encode(errors="surrogatepass"), digest_size=8).digest()

@@ -28,6 +28,10 @@ class Rates:
                 "give seconds, and no more for a token from the host than for one that is computed"
             )
 
+        for name in ("running_call_s", "horizon_calls"):
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"{name} is {getattr(self, name):g}; give at least 0")
+
     def measured(self, prefill_token_s: float, running_call_s: float) -> Rates:
         """These, with what was measured instead, where it was (above 0)."""
         if not prefill_token_s > 0 and not running_call_s > 0:

@@ -28,5 +28,8 @@ class SessionHash(Router):
             return None
         return Decision(engine, "sticky" if engine == known else "admitted" if engine == call.wanted else "hash")
 
+    def adopt(self, workflow: str, engine: str) -> None:
+        self._placement.adopt(workflow, engine)
+
     def release(self, workflow: str) -> None:
         self._placement.release(workflow)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from cache_actor.snapshots import EngineSnapshot, Resident
@@ -50,9 +50,12 @@ class RouterSettings:
     max_workflows: int = 100_000
 
     def __post_init__(self) -> None:
-        for name in ("overload_bound", "workflow_bound", "team"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name):g}; give at least 1")
+        for one in fields(self):
+            value, least = getattr(self, one.name), int(one.name in ("overload_bound", "workflow_bound", "team"))
+            if not value >= least:
+                raise ValueError(f"{one.name} is {value:g}; give at least {least}")
+        if not min(self.hot_half_life_s, self.workflows_per_copy) > 0:
+            raise ValueError("hot_half_life_s and workflows_per_copy must be above 0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,12 @@ class WorkflowRouter(Router):
             self._averaged_at = snapshot.at
             self._mean_context = mean_context([one.snapshot for one in self._known.values() if one.snapshot])
 
+    def adopt(self, workflow: str, engine: str) -> None:
+        self._placement.adopt(workflow, engine)
+
     def answered(self, workflow: str, engine: str) -> str | None:
+        if (known := self._known.get(engine)) is not None:
+            known.answered(workflow)
         return self._rehoming.answered(workflow, engine)
 
     def rehome(self, now: float) -> list[str]:
@@ -112,8 +120,7 @@ class WorkflowRouter(Router):
         fresh = [one for one in self._known.values() if one.is_fresh(now, self._settings.stale_s)]
         moves = self._rehoming.moves([one.snapshot for one in fresh if one.snapshot is not None], now)
         for move in moves:
-            self._placement.release(move.workflow)
-            self._placement.place(move.workflow, None, True, wanted=move.target)
+            self._placement.adopt(move.workflow, move.target)
         return [move.workflow for move in moves]
 
     def release(self, workflow: str) -> None:

@@ -249,6 +249,11 @@ class ForecacheCache(UnifiedRadixCache):
         return self.counters["regret"]
 
     @property
+    def reused(self) -> int:
+        """Prompt tokens of finished calls that were found here, on either tier."""
+        return self.counters["hit_device"] + self.counters["hit_host"]
+
+    @property
     def tier_tokens(self) -> tuple[int, int]:
         """What device and host hold; 0 for a host tier that there is not."""
         return self.capacity("device"), self.capacity("host") if self.tiered else 0

@@ -137,8 +137,9 @@ class Recorder:
         """SGLang's own cache does not say what of it was computed before."""
         meter, cache = self._meter, scheduler.tree_cache
         regret: int | None = getattr(cache, "regret", None)
+        reused: int = getattr(cache, "reused", 0)
         tiers: tuple[int, int] = getattr(cache, "tier_tokens", (0, 0))
-        return Work(now, meter.prefill_s, meter.busy_s, meter.computed, meter.output, regret, *tiers)
+        return Work(now, meter.prefill_s, meter.busy_s, meter.computed, meter.output, regret, reused, *tiers)
 
     def send(self, message: Message) -> None:
         if self._sender is None:

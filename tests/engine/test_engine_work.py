@@ -45,6 +45,7 @@ class TestWork:
         call(engine, prompt, 3, "work-1")
         again = work_when(engine, lambda work: work.output >= after.output + 3)
         assert again.computed - after.computed < 20
+        assert again.reused - after.reused == 700 - (again.computed - after.computed)
         assert again.output - after.output == 3
 
     def test_time_is_spent_on_prefill_and_decode_and_none_of_it_idle(self, engine: EngineUnderTest) -> None:

@@ -87,6 +87,30 @@ class TestRouting:
         assert server.http.post(f"/v1/engines/{engine}", json=asked).status_code == 400
         assert server.http.post("/v1/engines/nobody", json={"draining": True}).status_code == 404
 
+    def test_the_router_is_switched_while_it_runs_and_workflows_stay(self, server: Server) -> None:
+        def router(*arguments: str) -> dict[str, Any]:
+            forecache = Path(sys.executable).with_name("forecache")
+            said = run_tool(forecache, "router", *arguments, "--json", "--base-url", f"{server.url}/v1")
+            return dict(json.loads(said))
+
+        first = server.chat(headers={"x-workflow-id": "routing-switched"})
+        try:
+            status = router("session-hash")
+            assert (status["name"], len(status["engines"])) == ("session-hash", 2)
+            second = server.chat(headers={"x-workflow-id": "routing-switched"})
+            assert second.headers["x-engine-id"] == first.headers["x-engine-id"]
+            assert second.headers["x-forecache-route"] == "sticky"
+            assert server.chat(headers={"x-workflow-id": "routing-hashed"}).headers["x-forecache-route"] == "hash"
+            assert router()["counts"]["hash"] >= 1
+        finally:
+            assert router("workflow")["name"] == "workflow"
+        ages = [engine["snapshot_age_s"] for engine in router()["engines"]]
+        assert all(age is not None and age < 5 for age in ages), ages
+
+    @pytest.mark.parametrize("asked", [{}, {"name": "fastest"}, {"name": "workflow", "parameters": {"margin_s": "x"}}])
+    def test_a_router_that_is_none_is_refused(self, server: Server, asked: dict[str, Any]) -> None:
+        assert server.http.post("/v1/router", json=asked).status_code == 400
+
     def test_untagged_calls_of_one_agent_share_an_engine(self, server: Server) -> None:
         anchor = {"role": "system", "content": "You are the agent that all of these calls belong to."}
         replies = [server.chat(messages=[anchor, {"role": "user", "content": f"question {i}"}]) for i in range(3)]

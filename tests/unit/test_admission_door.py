@@ -77,6 +77,37 @@ class TestModes:
         door.switch("on")
         assert door.status()["engines"][1] == {"id": "e1", "limit": 7, "admitted": 2}
 
+    async def test_of_a_number_each_ingress_has_the_share_that_the_coordinator_gives_it(self) -> None:
+        door = Door(mode=4, stale_after_s=10)
+        door.apply(AdmissionAnswer({"e0": 3, "gone": 1}, [], 4))
+        assert [engine["limit"] for engine in door.status()["engines"]] == [3, 4]
+        door.apply(AdmissionAnswer({"e0": 3}, [], "on"))
+        assert [engine["limit"] for engine in door.status()["engines"]] == [4, 4]
+        door.apply(AdmissionAnswer({"e0": 3}, [], 4))
+        door.now += 11.0
+        door.refresh()
+        assert [engine["limit"] for engine in door.status()["engines"]] == [4, 4]
+
+    async def test_a_switch_at_another_ingress_is_followed_unless_it_is_older_than_the_own(self) -> None:
+        door = Door()
+        before = time.time()
+        door.apply(AdmissionAnswer({}, [], 2, before))
+        assert (door.mode, door.report().mode, door.report().switched) == (2, 2, before)
+        door.switch("off")
+        assert door.report().switched > before
+        door.apply(AdmissionAnswer({}, [], 2, before))
+        assert door.mode == "off"
+        for odd in ("sometimes", 0):
+            door.apply(AdmissionAnswer({}, [], odd, time.time() + 10))
+            assert door.mode == "off"
+
+    async def test_a_switch_is_later_than_the_one_before_whatever_the_clock_says(self) -> None:
+        door = Door()
+        ahead = time.time() + 100
+        door.apply(AdmissionAnswer({}, [], 2, ahead))
+        door.switch("on")
+        assert door.report().switched > ahead
+
     async def test_an_engine_without_a_word_about_it_has_no_limit(self) -> None:
         door = Door()
         door.apply(AdmissionAnswer({"e0": 1, "gone": 3}, []))

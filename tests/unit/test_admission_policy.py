@@ -25,7 +25,7 @@ from cache_actor.runtime_policies.admission import PERIOD_S, Admission
 from cache_actor.runtime_policies.kv_reuse import LATE
 from cache_actor.state import EngineState
 
-WORK = Work(0.0, 1.5, 2.5, 700, 80, 30, 4000, 9000)
+WORK = Work(0.0, 1.5, 2.5, 700, 80, 30, 50, 4000, 9000)
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["call", "end", "restart", "pause", "silent"]),
@@ -127,6 +127,7 @@ class TestSignals:
             busy_s=2.5,
             computed=700,
             regret=30,
+            reused=50,
             output=80,
             working_set=310 + 510,
             growth=200,

@@ -30,7 +30,7 @@ def study(**changed: object) -> AdmissionStudy:
 
 
 def outcome(limit: str, mean: float, policy: str = "reuse", p99: float = 10.0) -> Outcome:
-    return Outcome(2.0, policy, limit, 9, mean, p99, 1.0, 0.5, 0.1, 100.0)
+    return Outcome(2.0, policy, limit, 9, mean, p99, 1.0, 0.0, 0.5, 0.1, 100.0)
 
 
 class TestStudy:

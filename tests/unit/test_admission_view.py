@@ -15,6 +15,7 @@ from serving import admission_view
 from serving.cli import app
 
 STATUS = {
+    "ingress": "i[0]",
     "mode": "on",
     "limited": True,
     "answered_s_ago": 0.31,
@@ -35,7 +36,7 @@ def shown(status: dict[str, Any]) -> str:
 
 def test_limits_queue_and_tenants_are_shown_as_they_are_named() -> None:
     text = shown(STATUS)
-    assert "admission on; the coordinator answered 0.3 s ago; 7 workflows wait (9 calls)" in text
+    assert "admission on; the coordinator answered 0.3 s ago; 7 workflows wait (9 calls) at ingress i[0]" in text
     assert "so far: 40 had to wait, 33 let in" in text
     assert "overdue" not in text
     for part in ("e[0]", "none", "[acme]", "2.5"):

@@ -16,7 +16,7 @@ from serving.call_log import ENDED_TOLD, MAX_ENDED, MAX_EVENTS, SEEN_CALLS, SEEN
 from serving.calls import Usage
 from serving.coordination import IN_FLIGHT
 from serving.health import Load
-from serving.identity import MAX_ID_CHARACTERS
+from serving.naming import MAX_ID_CHARACTERS
 from serving.sglang_plugin.losses import MAX_KEPT
 from serving.sglang_plugin.prefetch import MAX_RECEIPTS
 
@@ -34,6 +34,19 @@ def played(log: CallLog, workflows: int, calls: int = 3) -> None:
 
 def paths(cluster: Cluster) -> dict[str, tuple[list[str], int]]:
     return {name: (list(state.path.agents), state.path.length) for name, state in cluster.workflows.items()}
+
+
+def test_an_engine_that_was_emptied_holds_nothing_and_its_workflows_go_on() -> None:
+    cluster, log = Cluster(), CallLog("e", 7, 100)
+    played(log, 2)
+    cluster.hear(log.report(Load()), 101.0)
+    before = paths(cluster)
+    assert cluster.engines["e"].agents
+    log.emptied()
+    cluster.hear(log.report(Load()), 102.0)
+    assert not cluster.engines["e"].agents
+    assert not any(state.residency for state in cluster.workflows.values())
+    assert paths(cluster) == before
 
 
 class TestReports:

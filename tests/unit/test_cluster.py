@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from coordinator_reports import MadeUpEngine, began, cache_report, certain, over
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +12,7 @@ from hypothesis import strategies as st
 from cache_actor.cluster import ENGINE_SILENT_S, Cluster
 from cache_actor.decisions import in_words
 from cache_actor.forecast import compiled
-from cache_actor.messages import EngineReport, Eviction, Receipt, WorkflowSeen
+from cache_actor.messages import EngineReport, Eviction, Receipt, Work, WorkflowSeen
 from cache_actor.snapshots import Resident
 
 ACTIONS = st.lists(
@@ -100,6 +103,16 @@ class TestState:
         cluster.hear(one.report(began("w")), 3.0)
         assert not cluster.engines["e1"].ends
         assert "w" in cluster.workflows
+
+    def test_one_that_is_idle_where_it_was_before_goes_on_where_it_is(self) -> None:
+        cluster, one, two = Cluster(), MadeUpEngine("e1"), MadeUpEngine("e2")
+        cluster.hear(one.report(began("w"), over("w")), 1.0)
+        cluster.hear(two.report(began("w"), over("w")), 2.0)
+        cluster.hear(one.report(ended={"w": "idle"}), 3.0)
+        assert "w" in cluster.workflows
+        cluster.hear(two.report(ended={"w": "idle"}), 4.0)
+        assert "w" not in cluster.workflows
+        assert not cluster.engines["e1"].ends
 
     def test_a_trace_of_each_ended_workflow_is_to_be_learned(self) -> None:
         cluster, engine = Cluster(), MadeUpEngine()
@@ -195,6 +208,19 @@ class TestRestart:
         cluster.expire(500.0, idle_s=100.0)
         assert cluster.take_gone() == ["c"]
         assert cluster.take_gone() == []
+
+    def test_what_an_engine_did_before_it_was_known_is_not_taken_for_the_work_of_its_next_calls(self) -> None:
+        cluster, old = Cluster(), MadeUpEngine()
+        life = Work(at=9000.0, prefill_s=100.0, busy_s=900.0, computed=500_000)
+        for done in range(3):  # a second for a call, and half of it to generate
+            old.work = replace(
+                life, at=life.at + done, prefill_s=life.prefill_s + 4 * done, computed=life.computed + 1000 * done
+            )
+            old.work = replace(old.work, busy_s=life.busy_s + 8 * done)
+            cluster.hear(old.report(*(over(f"w{done}-{call}") for call in range(8))), float(done))
+        rates = cluster.engines["e"].rates
+        assert rates.running_call_s == pytest.approx(0.5, rel=0.01)
+        assert rates.prefill_token_s == pytest.approx(4e-3, rel=0.01)
 
 
 class TestCache:

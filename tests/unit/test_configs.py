@@ -18,7 +18,7 @@ from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
 from sglang.srt.server_args import ServerArgs
 
-from serving.app import AUTOSCALING, COORDINATOR, ENGINE, INGRESS, PREDICTOR, build_app, engine_options
+from serving.app import AUTOSCALING, COORDINATOR, ENGINE, INGRESS, PREDICTOR, build_app, engine_options, ingress_options
 from serving.config import AppConfig
 from serving.engine_args import EngineArgumentError, engine_arguments
 from serving.sglang_plugin import detect
@@ -81,7 +81,7 @@ class TestEveryConfig:
             assert (scales, deployments[ENGINE].num_replicas) == (None, config.deployment.num_replicas)
         else:
             assert scales.max_replicas == config.deployment.autoscaling_config["max_replicas"]
-        assert deployments[INGRESS].num_replicas == 1
+        assert deployments[INGRESS].num_replicas == config.deployment.ingress_replicas
 
     @pytest.mark.parametrize("on_cpu", [True, False])
     def test_sglang_takes_every_engine_argument(self, path: Path, on_cpu: bool) -> None:
@@ -163,6 +163,30 @@ class TestGpuConfigs:
             found = gpu_options(name)
             options.append({key: value for key, value in found.items() if key != "request_router_config"})
         assert options[0] == options[1]
+
+
+class TestIngresses:
+    @staticmethod
+    def options(ingresses: int) -> dict[str, Any]:
+        return ingress_options(AppConfig.model_validate({"deployment": {"ingress_replicas": ingresses}}))
+
+    @pytest.mark.parametrize("ingresses", [1, 3])
+    def test_proxies_know_which_headers_name_a_workflow(self, ingresses: int) -> None:
+        options = self.options(ingresses)
+        assert options["num_replicas"] == ingresses
+        router = options["request_router_config"]
+        assert router.request_router_class == "serving.ingress_router.IngressRouter"
+        assert router.request_router_kwargs["sources"][:2] == [("x-workflow-id", None), ("x-session-id", None)]
+        assert router.get_request_router_class().__name__ == "IngressRouter"
+
+    def test_a_single_one_may_be_behind_serves_haproxy(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("RAY_SERVE_ENABLE_HA_PROXY", "1")
+        assert "request_router_config" not in self.options(1)
+        assert "request_router_config" in self.options(2)
+
+    @pytest.mark.parametrize("name", ["multi_node.yaml", "multi_node_tp.yaml", "autoscaling.yaml"])
+    def test_on_a_cluster_there_are_several(self, name: str) -> None:
+        assert config_of(FOLDER / name).deployment.ingress_replicas >= 2
 
 
 class TestScaleToZero:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from cache_actor.admission import Bounds
 from serving.benchmark.contestants import ContestantError, contestant
 from serving.benchmark.replay.costs import load_costs
+from serving.benchmark.replay.door import PERIOD_S
 from serving.benchmark.replay.engine import EngineShape
 from serving.benchmark.replay.run import Replay
 from serving.benchmark.replay.setup import Setup
@@ -14,6 +16,7 @@ from serving.benchmark.workloads.arrivals import Arrivals
 
 COSTS = load_costs("qwen3-14b-a6000")
 QUICK = Poisson(20.0)
+HOUR_S = 3600.0
 WORKLOAD = make_workload("hover", 3, workflows=24, scale=0.25)
 
 
@@ -44,7 +47,7 @@ def at_once(replay: Replay, workload: Workload) -> int:
     return max(sum(first[other] <= begin < last[other] for other in first) for begin in first.values())
 
 
-@pytest.mark.parametrize("limit", ["1", "3", "balance", "aimd", "working-set", "gradient", "pause"])
+@pytest.mark.parametrize("limit", ["1", "3", "miss-curve", "balance", "aimd", "working-set", "gradient", "pause"])
 @pytest.mark.parametrize("engines", [1, 2])
 def test_every_call_of_every_workflow_is_served(limit: str, engines: int) -> None:
     replay = replayed(f"lru@{limit}", engines=engines)
@@ -64,7 +67,7 @@ def test_a_limit_that_nobody_reaches_changes_nothing() -> None:
     assert ends(replayed("lru@24")) == pytest.approx(ends(replayed("lru")), abs=0.01)
 
 
-@pytest.mark.parametrize("limit", ["balance", "aimd", "working-set", "gradient", "pause"])
+@pytest.mark.parametrize("limit", ["miss-curve", "balance", "aimd", "working-set", "gradient", "pause"])
 def test_without_pressure_everybody_comes_in_at_once(limit: str) -> None:
     roomy = replayed(f"reuse@{limit}", share=60.0)
     assert not any("limit" in sample for sample in roomy.record.timeline)
@@ -83,6 +86,34 @@ def test_the_time_at_the_door_is_part_of_a_call() -> None:
     assert last.sent_s < 5.0  # when it arrived
     assert last.first_token_s is not None
     assert last.first_token_s - last.sent_s > 5.0
+
+
+class TestWaits:
+    """Twice as many come as a limit lets through, for an hour of the engine's time: contexts are small, tools slow."""
+
+    MOST_S, IDLE_S = 120.0, 20.0
+
+    @staticmethod
+    def an_hour(bounds: Bounds, rate: float = 0.05) -> Replay:
+        workload = make_workload("hover", 5, workflows=round(HOUR_S * rate), scale=0.02, output_scale=0.1, tool_s=10.0)
+        longest = max(call.prompt_tokens + call.output_tokens for _, _, call in workload.calls())
+        shape = EngineShape(20 * longest, 0, longest_call=longest)
+        replay = Replay(Setup(workload, Poisson(rate, 5), COSTS, shape, bounds=bounds), contestant("lru@1"))
+        replay.run()
+        assert len(replay.calls) == workload.statistics().calls
+        return replay
+
+    def test_nobody_is_held_longer_than_is_promised(self) -> None:
+        bounded = self.an_hour(Bounds(max_wait_s=self.MOST_S, idle_s=self.IDLE_S))
+        assert bounded.record.seconds > HOUR_S
+        assert self.MOST_S / 2 < bounded.longest_wait_s <= self.MOST_S + PERIOD_S
+
+    def test_without_a_promise_waits_have_no_end(self) -> None:
+        assert self.an_hour(Bounds()).longest_wait_s > 10 * self.MOST_S
+
+    def test_a_workflow_between_two_calls_gives_its_place_to_one_that_waits(self) -> None:
+        kept, given = self.an_hour(Bounds(), 0.03), self.an_hour(Bounds(idle_s=1.0), 0.03)
+        assert given.longest_wait_s < kept.longest_wait_s
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,9 @@ from ray.serve.exceptions import (
     RequestCancelledError,
 )
 
+from cache_actor.workflows import EndReason, Workflow
 from serving import ends
-from serving.ends import tell_ends
+from serving.ends import end_to_tell, tell_ends
 
 LOST = [
     RayActorError(),
@@ -62,13 +63,29 @@ async def _told_both(
 ) -> None:
     ended: asyncio.Queue[tuple[str, str, str]] = asyncio.Queue()
     ended.put_nowait(("lost", "w1", "final"))
-    ended.put_nowait(("well", "w2", "idle"))
+    ended.put_nowait(("well", "w2", "deleted"))
     task = asyncio.create_task(tell_ends(ended, tell))
     waiting = asyncio.create_task(both.wait())
     await asyncio.wait({task, waiting}, timeout=5, return_when=asyncio.FIRST_COMPLETED)
-    assert told == [("lost", {"w1": "final"}), ("well", {"w2": "idle"})]
+    assert told == [("lost", {"w1": "final"}), ("well", {"w2": "deleted"})]
     assert not task.done()
     for one in (task, waiting):
         one.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await one
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (EndReason.FINAL, "final"),
+        (EndReason.REQUESTED, "deleted"),
+        (EndReason.IDLE_TIMEOUT, None),
+        (EndReason.LIMIT, None),
+        (None, None),
+    ],
+)
+def test_engines_are_told_only_of_ends_that_clients_ask_for(reason: EndReason | None, told: str | None) -> None:
+    workflow = Workflow("w", created=1.0, last_seen=1.0, source="header", end_reason=reason)
+    assert end_to_tell(workflow) == told
+    assert end_to_tell(None) is None

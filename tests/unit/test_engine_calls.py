@@ -15,7 +15,6 @@ from serving.calls import JSON, SSE, EngineCall, Reply
 from serving.config import LimitsConfig
 from serving.engine_calls import EngineCalls
 from serving.errors import ApiError
-from serving.routing import make_router
 from serving.routing_table import RoutingTable
 
 CALL = EngineCall("chat", {"messages": []}, RequestIdentity("w", "a", source="header"), "rid")
@@ -54,7 +53,7 @@ class Engines:
     """Stands where the deployment's handle does: sends each call where the table says, as Serve's router does."""
 
     def __init__(self, says: Callable[[str, int], Said], engines: list[str]) -> None:
-        self.table = RoutingTable(make_router("session-hash"))
+        self.table = RoutingTable("session-hash")
         self.table.set_engines(engines)
         self.says = says
         self.asked: list[str] = []

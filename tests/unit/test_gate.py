@@ -82,6 +82,14 @@ class TestEntering:
         assert gate.admitted(5.0) == [("other child", "e0")]
         assert gate.ask("orphan", 6.0, parent="nobody") is None
 
+    def test_what_a_workflow_of_another_gate_has_started_comes_in_at_once(self) -> None:
+        gate = gate_of({"e0": 1}, alone=False)
+        gate.ask("in", 0.0)
+        assert gate.ask("child", 1.0, parent="elsewhere") == "e0"
+        assert gate.count("e0") == 2
+        assert gate.ask("waits", 2.0) is None
+        assert gate.ask("its child", 3.0, parent="waits") is None
+
     def test_when_the_limits_go_everybody_goes(self) -> None:
         gate = gate_of({"e0": 1})
         for i in range(10):

@@ -23,7 +23,7 @@ from cache_actor.messages import RequestIdentity
 from serving.calls import SSE, Reply
 from serving.errors import ApiError, engine_down, invalid_request, sse_event
 from serving.http import MAX_DEPTH, CallStream, identity_headers, new_api, read_json
-from serving.identity import clean_id
+from serving.naming import clean_id
 
 LIMIT = 1000
 SECRET = "a secret in the program's state"

@@ -9,24 +9,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ways_to_name import SOURCES, merged
 
 from cache_actor.messages import RequestIdentity
 from serving.config import VENDOR_HEADERS, IdentityConfig, SessionHeaders
 from serving.conversations import ConversationIndex
 from serving.errors import ApiError
-from serving.identity import MAX_ID_CHARACTERS, MAX_PRIORITY, Identified, clean_id, identify, parse_baggage
+from serving.identity import MAX_PRIORITY, Identified, identify
+from serving.naming import MAX_ID_CHARACTERS, clean_id, parse_baggage
 
-# Each way to name a workflow, the first that wins first: source, headers, body.
-SOURCES: list[tuple[str, dict[str, str], dict[str, Any]]] = [
-    ("header", {"x-workflow-id": "w-header"}, {}),
-    ("session", {"x-session-id": "w-session"}, {}),
-    *((f"vendor:{names.session}", {names.session: f"w-{names.session}"}, {}) for names in VENDOR_HEADERS),
-    ("baggage", {"baggage": "gen_ai.conversation.id=w-baggage"}, {}),
-    ("metadata", {}, {"metadata": {"workflow_id": "w-metadata"}}),
-    ("session_id", {}, {"session_id": "w-session-id"}),
-    ("prompt_cache_key", {}, {"prompt_cache_key": "w-cache-key"}),
-    ("user", {}, {"user": "w-user"}),
-]
 # Each way to name an agent, in the same order.
 AGENTS: list[tuple[str, dict[str, str], dict[str, Any]]] = [
     ("a-header", {"x-agent-name": "a-header"}, {}),
@@ -51,15 +42,6 @@ def identity_of(
     headers: dict[str, str] | None = None, body: dict[str, Any] | None = None, config: IdentityConfig | None = None
 ) -> RequestIdentity:
     return identified(headers, body, config).identity
-
-
-def merged(ways: list[tuple[str, dict[str, str], dict[str, Any]]]) -> tuple[dict[str, str], dict[str, Any]]:
-    headers: dict[str, str] = {}
-    body: dict[str, Any] = {}
-    for _, more_headers, more_body in reversed(ways):
-        headers |= more_headers
-        body |= more_body
-    return headers, body
 
 
 class TestOrderOfSources:

@@ -56,8 +56,10 @@ def cluster_of(workflows: int, limit: int | None) -> Cluster:
     return cluster
 
 
-def told(cluster: Cluster, admitted: int, ingress: str = "i") -> AdmissionReport:
-    report = AdmissionReport(ingress, 1, 1, {"e": admitted}, {}, [], [])
+def told(
+    cluster: Cluster, admitted: int, ingress: str = "i", mode: str | int = "on", switched: float = 0.0
+) -> AdmissionReport:
+    report = AdmissionReport(ingress, 1, 1, {"e": admitted}, {}, [], [], mode, switched)
     cluster.hear_ingress(report, 14.0)
     return report
 
@@ -93,3 +95,25 @@ class TestAnswer:
         told(cluster, 10, "j")
         assert answer_to(cluster, "i", 14.0).limits == {"e": 6}
         assert answer_to(cluster, "j", 14.0).limits == {"e": 3}
+
+    def test_a_number_of_somebodys_is_shared_as_a_limit_that_was_found(self) -> None:
+        cluster = cluster_of(3, 9)
+        told(cluster, 20, "i", mode=12)
+        told(cluster, 10, "j", mode=12)
+        assert [answer_to(cluster, name, 14.0).limits["e"] for name in "ij"] == [8, 4]
+
+    def test_a_switch_at_one_ingress_holds_for_all_and_the_latest_for_longest(self) -> None:
+        cluster = cluster_of(3, 9)
+        told(cluster, 20, "i")
+        told(cluster, 10, "j", mode="off", switched=5.0)
+        answer = answer_to(cluster, "i", 14.0)
+        assert (answer.limits, answer.mode, answer.switched) == ({"e": None}, "off", 5.0)
+        told(cluster, 10, "k", mode=4, switched=6.0)
+        assert {(one.mode, one.switched) for one in (answer_to(cluster, name, 14.0) for name in "ijk")} == {(4, 6.0)}
+
+    def test_without_a_switch_each_goes_by_its_own_mode(self) -> None:
+        cluster = cluster_of(3, 9)
+        told(cluster, 20, "i", mode="off")
+        told(cluster, 10, "j")
+        assert [answer_to(cluster, name, 14.0).mode for name in "ij"] == ["off", "on"]
+        assert answer_to(cluster, "i", 14.0).limits == {"e": None}

@@ -10,7 +10,7 @@ import pytest
 from cache_actor.admission import LimitController, Signals, make_controller
 from cache_actor.admission.pressure import CALM_S
 
-FOUND = ("balance", "aimd", "working-set", "pause", "gradient")
+FOUND = ("miss-curve", "balance", "aimd", "working-set", "pause", "gradient")
 CONTEXT = 1000
 
 
@@ -23,7 +23,7 @@ class Engine:
 
     def __init__(self, room: int = 12, wanted: int = 60) -> None:
         self.room, self.wanted = room, wanted
-        self.now = Signals(0.0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, room * CONTEXT, 0)
+        self.now = Signals(0.0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, room * CONTEXT, 0)
 
     def run(self, controller: LimitController, seconds: int) -> list[int | None]:
         """The limit after each second."""
@@ -45,6 +45,7 @@ class Engine:
                 busy_s=self.now.busy_s + min(1.0, prefill + 0.2),
                 computed=self.now.computed + round(done * (new + again)),
                 regret=self.now.regret + round(done * again),
+                reused=self.now.reused + round(done * inside * (1.0 - evicted) * CONTEXT / 4),
                 output=self.now.output + round(done * new),
                 working_set=inside * CONTEXT,
             )
@@ -73,6 +74,47 @@ class TestEveryLimitThatIsFound:
 
     def test_everything_fits_and_nobody_is_held(self, name: str) -> None:
         assert set(Engine(room=80).run(make_controller(name), 300)) == {None}
+
+
+class TestMissCurve:
+    @pytest.mark.parametrize("room", [6, 12, 20, 30])
+    def test_settles_between_what_fits_and_twice_that_whatever_it_is(self, room: int) -> None:
+        settled = [limit or 60 for limit in Engine(room).run(make_controller("miss-curve"), 600)[-200:]]
+        assert room <= min(settled)
+        assert max(settled) <= 2 * room
+
+    def test_the_second_look_at_a_crowd_already_limits_it(self) -> None:
+        limits = Engine().run(make_controller("miss-curve"), 5)
+        assert limits[0] is None
+        assert limits[1] is not None
+        assert limits[1] < 30
+
+    def test_the_more_it_takes_misses_to_react_the_fewer_it_lets_in(self) -> None:
+        def settled(least: float) -> int:
+            return Engine().run(make_controller("miss-curve", {"least": least}), 600)[-1] or 60
+
+        assert settled(0.5) >= settled(3.0) > settled(8.0)
+
+    def test_longer_contexts_leave_less_room_at_once(self) -> None:
+        engine, controller = Engine(), make_controller("miss-curve")
+        before = engine.run(controller, 300)[-1]
+        assert before is not None
+        after = controller.observe(replace(engine.now, at=engine.now.at + 1, working_set=3 * engine.now.working_set))
+        assert after is not None
+        assert after < 0.8 * before
+
+    def test_who_waits_inside_the_engine_adds_nothing(self) -> None:
+        def settled(waiting: int) -> int:
+            engine = Engine()
+            engine.now = replace(engine.now, waiting_calls=waiting)
+            return engine.run(make_controller("miss-curve"), 300)[-1] or 60
+
+        assert settled(8) < settled(0)
+
+    def test_says_why(self) -> None:
+        engine, controller = Engine(), make_controller("miss-curve")
+        engine.run(controller, 60)
+        assert {"recomputing", "missed", "inside", "best", "reaction", "number"} <= controller.explain().keys()
 
 
 class TestBalance:

@@ -176,7 +176,7 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=10,
 )
-WORK_PARTS: list[Any] = [9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000]
+WORK_PARTS: list[Any] = [9.5, 1.5, 2.5, 70, 8, 30, 50, 4000, 9000]
 BEAT: list[Any] = ["beat", 0, 1, 2, 3, 4, 5, 6.0, 7, WORK_PARTS]
 IDENTITY: list[Any] = ["w", "a", None, False, None, None, "header"]
 CALL: list[Any] = ["rid", 7, IDENTITY]
@@ -213,13 +213,13 @@ ENDED: list[Any] = ["ended", ["w", "v"]]
 ASK: list[Any] = ["ask", 4, "dump"]
 TOLD: list[Any] = ["told", 4, "{}"]
 GATE_EVENT: list[Any] = ["w", "let_in", "e", 2.5, 1.5]
-ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT]]
+ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT], 16, 2.5]
 IDLE_PARTS: list[Any] = ["w", 300, 1.5, 2.0]
-ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS]]
+ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS], "off", 0.0]
 DELTA: list[Any] = ["e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False, 0.25, 0.5]
 SNAPSHOTS_ASKED: list[Any] = ["snapshots_asked", -1]
 SNAPSHOTS: list[Any] = ["snapshots", 3, 2.75, True, [DELTA], ["f"]]
-EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 4000, 9000)
+EXAMPLE_WORK = Work(9.5, 1.5, 2.5, 70, 8, 30, 50, 4000, 9000)
 EXAMPLE_PLAN = EnginePlan(
     plan=1,
     time_to_live_s=2.0,
@@ -276,9 +276,11 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
     (TOLD, Told(4, "{}")),
     (
         ADMISSION,
-        AdmissionReport("i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)]),
+        AdmissionReport(
+            "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)], 16, 2.5
+        ),
     ),
-    (ADMISSION_ANSWER, AdmissionAnswer({"e": 2, "f": None}, [IdleWorkflow("w", 300, 1.5, 2.0)])),
+    (ADMISSION_ANSWER, AdmissionAnswer({"e": 2, "f": None}, [IdleWorkflow("w", 300, 1.5, 2.0)], "off")),
     (SNAPSHOTS_ASKED, SnapshotsAsked(-1)),
     (
         SNAPSHOTS,
@@ -464,6 +466,8 @@ MALFORMED = {
     "text for regret": changed(SYNC, 14, [*WORK_PARTS[:5], "30", *WORK_PARTS[6:]]),
     "none for how many are in": changed(ADMISSION, 4, {"e": None}),
     "short event of a gate": changed(ADMISSION, 7, [GATE_EVENT[:-1]]),
+    "bool for a mode": changed(ADMISSION, 8, True),
+    "float for a mode": changed(ADMISSION_ANSWER, 3, 1.0),
     "float for a limit": changed(ADMISSION_ANSWER, 1, {"e": 2.0}),
     "integer for a gap": changed(ADMISSION_ANSWER, 2, [["w", 300, 1, 2.0]]),
     "report for a plan": changed(SYNC_ANSWER, 3, REPORT[1:]),

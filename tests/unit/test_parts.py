@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.calls import JSON, SSE, Reply
-from serving.engine import Parts
 from serving.errors import ApiError
+from serving.parts import Parts
 
 BEGUN = Reply(200, SSE, "engine", b"data: first\n\n")
 GONE = ApiError(503, "the engine is down", code="engine_unavailable", retry_after_s=2)

@@ -22,7 +22,8 @@ def test_the_configuration_reference_is_the_one_of_the_code() -> None:
 def test_every_config_file_is_listed_and_there() -> None:
     listed = set(re.findall(r"\]\((configs/[^)]+)\)", README))
     there = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert listed == {path for path in there if not path.startswith("configs/bench/")}
+    assert listed <= there
+    assert listed >= {path for path in there if not path.startswith("configs/bench/")}
 
 
 def test_the_two_commands_stand_there_as_single_lines() -> None:

@@ -41,10 +41,10 @@ def fleet(workflows: int = 12, **parameters: Any) -> Workload:
     return make_workload("fleet", 3, workflows=workflows, scale=0.1, teams=4, per_s=1.0, burst=0, **parameters)
 
 
-def routed(router: str, workload: Workload, loss: Loss | None = None, engines: int = 3) -> Replay:
+def routed(router: str, workload: Workload, loss: Loss | None = None, engines: int = 3, policy: str = "lru") -> Replay:
     shape = EngineShape(4000, 0, 1000, 8, 4000)
     setup = Setup(workload, Times(), FAST, shape, engines, router=router, loss=loss)
-    run = Replay(setup, contestant("lru"))
+    run = Replay(setup, contestant(policy))
     run.run()
     for engine in run._engines:
         assert not engine.busy
@@ -60,6 +60,16 @@ class TestEveryRouter:
         assert len(run.calls) == sum(1 for _ in fleet().calls())
         assert not [call for call in run.calls if call.error]
         assert run._live == [0, 0, 0]
+
+    @pytest.mark.parametrize("limit", ["1", "3", "miss-curve"])
+    def test_with_limits_and_an_engine_that_is_lost_all_calls_are_made(self, router: str, limit: str) -> None:
+        run = routed(router, fleet(), Loss(at_s=4.0, back_s=10.0), policy=f"lru@{limit}")
+        assert len({(call.workflow, call.index) for call in run.calls if not call.error}) == sum(
+            1 for _ in fleet().calls()
+        )
+        assert run._live == [0, 0, 0]
+        assert run._door is not None
+        assert [run._door.sample(place)["held"] for place in range(3)] == [0, 0, 0]
 
     def test_an_engine_that_is_lost_costs_time_and_no_call(self, router: str) -> None:
         lost = routed(router, fleet(), Loss(at_s=4.0, back_s=10.0))
@@ -128,7 +138,6 @@ class TestCommand:
             (("--router", "nobody"), "prefix-affinity"),
             (("--lose-engine", "3"), "--router"),
             (("--router", "workflow", "--lose-engine", "3"), "--engines"),
-            (("--router", "workflow", "--policy", "lru@4"), "everybody"),
         ],
     )
     def test_bad_input_is_a_clear_error(self, arguments: tuple[str, ...], said: str) -> None:

@@ -29,6 +29,7 @@ words = st.one_of(
     st.tuples(st.just("see"), snapshots()),
     st.tuples(st.just("answered"), st.sampled_from(WORKFLOWS), st.sampled_from(ENGINES)),
     st.tuples(st.just("release"), st.sampled_from(WORKFLOWS)),
+    st.tuples(st.just("adopt"), st.sampled_from(WORKFLOWS), st.sampled_from(ENGINES)),
     st.tuples(st.just("rehome")),
     st.tuples(st.just("drop"), st.sampled_from(ENGINES)),
     st.tuples(st.just("set"), st.sets(st.sampled_from(ENGINES))),
@@ -64,6 +65,10 @@ class Played:
             case "release", workflow:
                 self.router.release(workflow)
                 self.homes.pop(workflow, None)
+            case "adopt", workflow, engine:
+                self.router.adopt(workflow, engine)
+                if engine in self.engines:
+                    self.homes[workflow] = engine
             case ("rehome",):
                 for workflow in self.router.rehome(self.now):
                     del self.homes[workflow]

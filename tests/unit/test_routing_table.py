@@ -15,7 +15,7 @@ from snapshots_of_engines import snapshot
 from cache_actor.messages import RequestIdentity
 from cache_actor.snapshots import Resident
 from serving.calls import EngineCall
-from serving.routing import Decision, make_router
+from serving.routing import Decision
 from serving.routing_table import LOST_DOUBLINGS, LOST_S, RoutingTable, routing_table
 
 ENGINES = ["a", "b", "c"]
@@ -29,7 +29,7 @@ class Clock:
         return self.now
 
 
-def call(rid: str, workflow: str = "w", agent: str = "planner", prompt: str = "Speak.", **more: Any) -> EngineCall:
+def call(rid: str, workflow: str = "w", agent: str = "planner", prompt: Any = "Speak.", **more: Any) -> EngineCall:
     identity = RequestIdentity(workflow, agent, source="header")
     return EngineCall("completion", {"prompt": prompt}, identity, rid, **more)
 
@@ -40,7 +40,7 @@ class Desk:
     clock: Clock = field(default_factory=Clock)
 
     def __post_init__(self) -> None:
-        self.table = RoutingTable(make_router(self.router), clock=self.clock)
+        self.table = RoutingTable(self.router, clock=self.clock)
         self.table.set_engines(ENGINES)
 
     def see(self, *resident: tuple[str, str], **fields: Any) -> None:
@@ -189,7 +189,7 @@ class TestWorkflows:
         assert desk.table.engine_of("w") is None
 
     def test_the_longest_unused_is_forgotten_beyond_the_limit(self) -> None:
-        table = RoutingTable(make_router("session-hash"), max_workflows=2)
+        table = RoutingTable("session-hash", max_workflows=2)
         table.set_engines(ENGINES)
         for name in ("x", "y", "x", "z"):
             table.decide(call(f"r-{name}-{table.counts}", name))
@@ -198,7 +198,83 @@ class TestWorkflows:
         assert table.engine_of("z")
 
 
+class TestSwitch:
+    @pytest.mark.parametrize("router", ["workflow", "session-hash"])
+    def test_workflows_stay_where_they_live(self, router: str) -> None:
+        desk = Desk("serving.benchmark.routers.power_of_two:PowerOfTwo")
+        desk.see()
+        homes = {f"w{i}": desk.decided(call(f"r{i}", f"w{i}")).engine for i in range(12)}
+        for i in range(12):
+            desk.table.over(call(f"r{i}", f"w{i}"))
+        desk.table.switch(router)
+        again = [desk.decided(call(f"s{i}", f"w{i}")) for i in range(12)]
+        assert [one.engine for one in again] == list(homes.values())
+        assert {one.why for one in again} == {"sticky"}
+
+    def test_the_new_router_knows_the_newest_snapshots(self) -> None:
+        desk = Desk("session-hash")
+        desk.see(("c", "w"))
+        desk.table.switch("workflow", {"margin_s": 1.0})
+        assert desk.decided(call("r", prompt="x" * 20_000)) == Decision("c", "resident")
+        assert desk.table.status() == {
+            "name": "workflow",
+            "parameters": {"margin_s": 1.0},
+            "engines": [
+                {"id": name, "workflows": here, "running": here, "draining": False, "snapshot_age_s": 0.0}
+                for name, here in (("a", 0), ("b", 0), ("c", 1))
+            ],
+            "counts": {"resident": 1},
+        }
+
+    def test_calls_in_flight_stay_and_are_counted_to_their_end(self) -> None:
+        desk = Desk()
+        before = desk.decided(call("r"))
+        desk.table.switch("session-hash")
+        assert desk.decided(call("r")) == before
+        desk.table.over(call("r"))
+        assert [one["running"] for one in desk.table.status()["engines"]] == [0, 0, 0]
+
+    @pytest.mark.parametrize(
+        ("name", "parameters"),
+        [
+            ("fastest", {}),
+            ("workflow", {"margin_s": "x"}),
+            ("workflow", {"horizon_calls": "x"}),
+            ("workflow", {"workflows_per_copy": 0}),
+            ("workflow", {"name": 1}),
+            ("session-hash", {"overload_bound": 0.5}),
+            ("session-hash", {"max_workflows": None}),
+        ],
+    )
+    def test_what_cannot_be_made_leaves_the_old_one(self, name: str, parameters: dict[str, Any]) -> None:
+        desk = Desk("session-hash")
+        with pytest.raises(ValueError, match=f"{name}|overload_bound"):
+            desk.table.switch(name, parameters)
+        assert desk.table.status()["name"] == "session-hash"
+
+    def test_an_engine_of_which_nothing_was_heard_has_no_age(self) -> None:
+        assert {one["snapshot_age_s"] for one in Desk().table.status()["engines"]} == {None}
+
+
 class TestPrompts:
+    def test_token_ids_and_texts_are_told_apart_by_what_they_begin_with(self) -> None:
+        table = RoutingTable("serving.benchmark.routers.prefix_affinity:PrefixAffinity")
+        table.set_engines(ENGINES)
+        for prompt in (list(range(64)), list(range(100, 164)), "one text " * 40, "another text " * 40):
+            first, more, other = (
+                table._asked(call("r", prompt=asked))[0].pieces for asked in (prompt, prompt + prompt, prompt[1:])
+            )
+            assert more[: len(first) - 1] == first[:-1]
+            assert first[0] != other[0]
+
+    def test_the_length_of_a_piece_does_not_change_with_what_is_learned(self) -> None:
+        table = RoutingTable("serving.benchmark.routers.prefix_affinity:PrefixAffinity")
+        table.set_engines(ENGINES)
+        before = table._asked(call("r", prompt="x" * 999))[0].pieces
+        table.decide(call("r", prompt="x" * 999))
+        table.begun(call("r"), 999)
+        assert table._asked(call("r", prompt="x" * 999))[0].pieces == before
+
     def test_lengths_are_learned_from_what_engines_count(self) -> None:
         desk = Desk()
         for number in range(100):
@@ -224,7 +300,7 @@ class TestPrompts:
         )
     )
     def test_any_body_can_be_routed(self, body: dict[str, Any]) -> None:
-        table = RoutingTable(make_router("serving.benchmark.routers.prefix_affinity:PrefixAffinity"))
+        table = RoutingTable("serving.benchmark.routers.prefix_affinity:PrefixAffinity")
         table.set_engines(ENGINES)
         assert table.decide(replace(call("r"), body=body)) is not None
 
@@ -298,7 +374,7 @@ TestStory = Story.TestCase
 
 @pytest.mark.timeout(60)
 def test_eight_threads_leave_the_counts_right() -> None:
-    table = RoutingTable(make_router("workflow"))
+    table = RoutingTable("workflow")
     table.set_engines(ENGINES)
     errors: list[BaseException] = []
 

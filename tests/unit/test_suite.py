@@ -65,6 +65,10 @@ class TestSuiteFile:
             ({"sweep": {"workflows_per_s": [2.0]}}, "sweep.workflows_per_s varies the starts"),
             ({"policies": ["stock@4"]}, "'stock@4' has SGLang's own cache"),
             ({"policies": ["lookahead-oracle@4"]}, "'lookahead-oracle@4' is told forecasts by the benchmark"),
+            ({"routers": ["fastest"], "policies": ["lru"]}, "unknown router 'fastest'; choose from"),
+            ({"routers": ["workflow:margin_s=x"], "policies": ["lru"]}, "'lru, workflow:margin_s=x'"),
+            ({"routers": ["workflow"], "policies": ["stock"]}, "'stock, workflow' has SGLang's own cache"),
+            ({"routers": ["workflow"], "policies": ["lookahead-oracle"]}, "is told forecasts by the benchmark"),
             ({"app": {"engine": {}, "modell": {}}}, "there is no key 'app.modell'"),
         ],
     )
@@ -104,6 +108,28 @@ class TestSuiteFile:
         small = suite(sweep={"device_tokens": [20_000, 150]})
         with pytest.raises(SuiteError, match=r"150 are allowed; scale the workload by .*device_tokens"):
             check_fit(small, points_of(small), [small.workload.make(0)])
+
+    def test_each_policy_is_played_under_each_router(self, tmp_path: Path) -> None:
+        routed = {"policies": ["lru", "forecache"], "routers": ["session-hash", "power-of-two"]}
+        names = ["lru, session-hash", "lru, power-of-two", "forecache, session-hash", "forecache, power-of-two"]
+        assert suite(**routed, baseline="lru, power-of-two").contestants() == names
+        path = tmp_path / "suite.yaml"
+        path.write_text(yaml.safe_dump(GIVEN | routed | {"baseline": "lru, power-of-two"}))
+        assert load_suite(path, routers=["power-of-two"]).baseline == "lru, power-of-two"
+        read = load_suite(path, policies=["lru"], routers=["workflow:margin_s=3"])
+        assert (read.contestants(), read.baseline) == (["lru, workflow:margin_s=3"], None)
+        who = contestant(read.contestants()[0])
+        assert (who.policy, who.router, who.router_parameters) == ("lru", "workflow", {"margin_s": 3})
+
+    def test_routers_share_an_application_that_can_be_switched_to_each(self) -> None:
+        routed = suite(policies=["lru", "reuse"], routers=["session-hash", "prefix-affinity"])
+        (point,) = points_of(routed)
+        variants = [variant_of(contestant(name), point, routed, 0) for name in routed.contestants()]
+        assert all(variant == variants[0] for variant in variants)
+        config = variants[0].config
+        assert config.coordinator.enabled
+        assert not config.predictor.enabled
+        assert {contestant(name).router for name in routed.contestants()} <= set(config.router.choices())
 
     def test_no_round_plays_what_forecasts_are_taught_with(self) -> None:
         seeds = [suite(seed=seed).round_seed(number) for seed in range(5) for number in range(20)]

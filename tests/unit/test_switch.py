@@ -1,11 +1,15 @@
-"""The driver switches policies while a coordinator may send plans of its own."""
+"""The driver switches policies while a coordinator may send plans of its own, and routers, which hear of engines."""
 
 from __future__ import annotations
 
+import json
+
+import httpx
 import pytest
 
 from cache_actor.messages import EnginePlan, EngineReport
-from serving.benchmark.driver.engines import Target
+from serving.benchmark.driver import engines
+from serving.benchmark.driver.engines import EnginesError, Target
 
 
 class Contended(Target):
@@ -44,3 +48,33 @@ class TestSwitch:
         target.contend(0, 0, reason="there is no such policy")
         assert not (await target.switch("e", plan())).accepted
         assert target.sent == [100]
+
+
+class TestRouter:
+    def ingress(self, *ages: float | None) -> httpx.AsyncClient:
+        """An ingress whose engine was heard of so long ago, from one question to the next."""
+        self.asked: list[tuple[str, bytes]] = []
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            age = ages[min(len(self.asked), len(ages) - 1)]
+            self.asked.append((request.method, request.content))
+            if b"nobody" in request.content:
+                return httpx.Response(400, json={"error": {"message": "name cannot be 'nobody'"}})
+            return httpx.Response(200, json={"engines": [{"id": "e", "snapshot_age_s": age}]})
+
+        return httpx.AsyncClient(base_url="http://here/v1/", transport=httpx.MockTransport(answer))
+
+    async def test_it_decides_only_when_it_has_heard_of_the_emptied_engines(self) -> None:
+        http = self.ingress(None, 500.0, 0.0)
+        await Target("t", "http://here/v1/", "model", None).route_by(http, "workflow", {"margin_s": 1})
+        assert [method for method, _ in self.asked] == ["POST", "GET", "GET"]
+        assert json.loads(self.asked[0][1]) == {"name": "workflow", "parameters": {"margin_s": 1}}
+
+    async def test_one_that_is_refused_is_an_error_with_the_reason(self) -> None:
+        with pytest.raises(EnginesError, match="name cannot be 'nobody'"):
+            await Target("t", "http://here/v1/", "model", None).route_by(self.ingress(0.0), "nobody", {})
+
+    async def test_without_a_coordinator_it_gives_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(engines, "HEARD_LIMIT_S", 0.0)
+        with pytest.raises(EnginesError, match="does a coordinator run"):
+            await Target("t", "http://here/v1/", "model", None).route_by(self.ingress(None), "workflow", {})

@@ -41,6 +41,29 @@ def went(router: WorkflowRouter, call: RoutedCall = CALL, now: float = 0.0, **ru
     return decision.engine, decision.why
 
 
+class TestWhatWasSentSinceASnapshot:
+    def test_calls_that_were_answered_are_no_load_and_what_they_brought_is_there(self) -> None:
+        router = told({"a": {}, "b": {}})
+        first, _ = went(router)
+        router.answered("w", first)
+        known = router._known[first]
+        idle = known.running, known.pending
+        for number in range(50):
+            assert went(router, replace(CALL, prompt_tokens=2000 + number), now=0.01 * number) == (first, "sticky")
+            router.answered("w", first)
+        assert (known.running, known.pending) == idle
+        assert known.resident("w").device == 2049
+
+    def test_short_calls_of_one_agent_one_after_the_other_share_an_engine(self) -> None:
+        router = told({"a": {}, "b": {}})
+        used = set()
+        for number in range(4):  # more are worth another copy of the anchor
+            engine, _ = went(router, RoutedCall(f"w{number}", "helper", 60, anchor="x", tagged=False))
+            router.answered(f"w{number}", engine)
+            used.add(engine)
+        assert len(used) == 1
+
+
 class TestWhereAWorkflowBegins:
     def test_where_its_tokens_are(self) -> None:
         held = {"workflows": {"w": Resident(1500)}}

@@ -23,12 +23,14 @@ class Answer:
     Attributes:
         output: the ids that were generated, as far as the endpoint returns them (SGLang's `return_token_ids`).
         reached: whether something answered at all.
+        route: why the call went to its engine.
     """
 
     sent_s: float
     first_token_s: float | None = None
     end_s: float = 0.0
     engine: str | None = None
+    route: str = ""
     prompt_tokens: int = 0
     hit_device: int = 0
     hit_host: int = 0
@@ -81,7 +83,7 @@ async def make_call(
                 answer.error = f"HTTP {reply.status_code}: {_reason(text)}"
                 return answer
             if engine := reply.headers.get("x-engine-id"):
-                answer.engine = engine
+                answer.engine, answer.route = engine, reply.headers.get("x-forecache-route", "")
                 on_engine(engine)
             async for line in reply.aiter_lines():
                 if line.startswith(_DATA):

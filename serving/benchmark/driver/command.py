@@ -27,6 +27,7 @@ def run(
         ),
     ] = None,
     policies: Annotated[str | None, typer.Option(help="Only these, comma-separated, instead of the suite's.")] = None,
+    router: Annotated[str | None, typer.Option(help="Routers, comma-separated, instead of the suite's.")] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the suite's.")] = None,
     endpoint: Annotated[
         str | None,
@@ -41,7 +42,8 @@ def run(
     session-refs, lru, lifecycle, lookahead-uniform, -markov, -oracle, -noisy(X), steps, survival, cachescout, ttl,
     reuse, reuse-uniform, -markov, -oracle, -noisy(X), unlimited, and the whole system, forecache and
     forecache-trained; those with a forecast also with +prefetch or
-    +aggressive.
+    +aggressive. Several engines are compared under several routers (`routers:` of the suite): session-hash, workflow,
+    prefix-affinity after Ray's, power-of-two, or package.module:Class.
 
     Exit code: 0 all calls succeeded, 1 some failed or a round was lost (see the report), 2 the suite is wrong or the
     engines cannot be used (what had finished is reported), 130 interrupted by Ctrl-C (likewise).
@@ -52,8 +54,7 @@ def run(
     from serving.benchmark.workloads import WorkloadError
 
     try:
-        names = None if policies is None else [name.strip() for name in policies.split(",") if name.strip()]
-        loaded = load_suite(suite, names, rounds)
+        loaded = load_suite(suite, _names(policies), rounds, _names(router))
         folder = out or Path(f"bench-{loaded.name}-{time.strftime('%Y%m%d-%H%M%S')}")
         work = Run(loaded, folder, endpoint)
         _play(work)
@@ -120,6 +121,10 @@ def overhead(
         typer.echo(f"throughput ×{figures['throughput_ratio']:.3f}, TTFT {1000 * figures['added_ttft_s']:+.1f} ms")
     if figures["bare"]["failed_calls"] or figures["forecache"]["failed_calls"]:
         raise typer.Exit(EXIT_FAILED_CALLS)
+
+
+def _names(listed: str | None) -> list[str] | None:
+    return None if listed is None else [name.strip() for name in listed.split(",") if name.strip()]
 
 
 def _play(work: Run) -> None:

@@ -22,6 +22,8 @@ ENGINE = "EngineReplica"
 ASK_LIMIT_S = 30.0
 FLUSH_LIMIT_S = 30.0
 FLUSH_PERIOD_S = 0.1
+# Engines tell the coordinator at least once a second how they are, and it tells ingresses several times a second.
+HEARD_LIMIT_S = 15.0
 # A coordinator that plans at the same time goes on from the number that was applied, so that it does not race for long.
 SWITCH_ATTEMPTS = 10
 # What a Ray runtime of our own claims to have: engines share the machine's cores, whatever Ray counts.
@@ -54,20 +56,36 @@ class Target:
 
     async def coordinator(self, http: httpx.AsyncClient) -> dict[str, Any]:
         """GET /v1/coordinator. Raises EnginesError."""
-        return await self._ask_coordinator(http, "GET")
+        return await self._ask(http, "GET", "coordinator")
 
     async def find_limits_anew(self, http: httpx.AsyncClient) -> None:
         """What was found of how many workflows the engines can carry is forgotten. Raises EnginesError."""
         for mode in ("off", "on"):
-            await self._ask_coordinator(http, "POST", {"mode": mode})
+            await self._ask(http, "POST", "coordinator", {"mode": mode})
 
-    async def _ask_coordinator(self, http: httpx.AsyncClient, method: str, body: Any = None) -> dict[str, Any]:
+    async def route_by(self, http: httpx.AsyncClient, router: str, parameters: dict[str, Any]) -> None:
+        """Another router decides from now on, a new one that remembers nothing. Returns when it has heard of all
+        engines since. Raises EnginesError."""
+        start = time.monotonic()
+        status = await self._ask(http, "POST", "router", {"name": router, "parameters": parameters})
+        while any(
+            one["snapshot_age_s"] is None or one["snapshot_age_s"] > time.monotonic() - start
+            for one in status["engines"]
+        ):
+            if time.monotonic() - start > HEARD_LIMIT_S:
+                raise EnginesError(f"the ingress of {self.url} hears nothing of its engines: does a coordinator run?")
+            await asyncio.sleep(FLUSH_PERIOD_S)
+            status = await self._ask(http, "GET", "router")
+
+    async def _ask(self, http: httpx.AsyncClient, method: str, path: str, body: Any = None) -> dict[str, Any]:
         try:
-            reply = await http.request(method, "coordinator", json=body, timeout=ASK_LIMIT_S)
+            reply = await http.request(method, path, json=body, timeout=ASK_LIMIT_S)
+            if reply.status_code == httpx.codes.BAD_REQUEST:
+                raise EnginesError(f"{self.url}{path}: {reply.json()['error']['message']}")
             reply.raise_for_status()
             said: dict[str, Any] = reply.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise EnginesError(f"{self.url}coordinator does not answer: {type(error).__name__}: {error}") from error
+        except (httpx.HTTPError, ValueError, LookupError) as error:
+            raise EnginesError(f"{self.url}{path} does not answer: {type(error).__name__}: {error}") from error
         return said
 
     async def send(self, engine: str, plan: EnginePlan) -> EngineReport:

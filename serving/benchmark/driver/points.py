@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from serving.benchmark.contestants import Contestant, contestant
+from serving.benchmark.contestants import ROUTED_BY, Contestant, contestant
 from serving.benchmark.driver.suite import ArrivalsConfig, Suite, SuiteError, WorkloadConfig
 from serving.benchmark.records import PointSpec, Value
 from serving.benchmark.workloads import Workload, WorkloadError
@@ -88,7 +88,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     cache, and `unlimited` a pool of `unlimited_tokens` that holds a whole round, hence no host tier. The whole system
     has a coordinator and a predictor, which begins with `checkpoint` or with nothing and learns from round to round.
     Those with the same admission share another, whose coordinator forecasts nothing: it limits workflows and says who
-    is paused.
+    is paused. So do those with a router, whose coordinator only says how the engines are.
     """
     engine = dict(suite.app.engine) | dict(point.engine)
     cache: dict[str, Any] = {}
@@ -97,7 +97,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     elif who.backend == "sglang":
         name = "stock"
     elif who.coordinator:
-        name = who.name.partition("@")[0]
+        name = who.name.partition(ROUTED_BY)[0].partition("@")[0]
     elif who.unlimited:
         name = "unlimited"
         engine |= {"max_total_tokens": unlimited_tokens, "enable_hierarchical_cache": False}
@@ -109,7 +109,7 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
     given = suite.app.model_dump(exclude_unset=True)
     limited = who.admission != "off"
     given["coordinator"] = given.get("coordinator", {}) | {
-        "enabled": who.coordinator or limited,
+        "enabled": who.coordinator or limited or bool(who.router),
         "admission": who.admission,
         "admission_parameters": who.admission_parameters,
     }
@@ -119,6 +119,12 @@ def variant_of(who: Contestant, point: RunPoint, suite: Suite, unlimited_tokens:
         name += "-limited"
         given["coordinator"]["runtime_policies"] = ("kv-reuse", "admission")
         given["predictor"] = {"enabled": False}
+    elif who.router:
+        name += "-routed"
+        given["coordinator"]["runtime_policies"] = ()
+        given["predictor"] = {"enabled": False}
+    if suite.routers:
+        given["router"] = {"others": sorted({contestant(one).router for one in suite.contestants()})}
     given["engine"] = engine
     given["cache"] = given.get("cache", {}) | cache
     return Variant(name, AppConfig.model_validate(given))
@@ -137,7 +143,7 @@ def in_turn(contestants: Sequence[Contestant], number: int) -> list[Contestant]:
     """The policies in the order of round `number`: those of one application together, each round another first."""
     groups: dict[tuple[str, ...], list[Contestant]] = {}
     for who in contestants:
-        own = who.name if who.coordinator else ""
+        own = who.name.partition(ROUTED_BY)[0] if who.coordinator else ""
         kind = (who.backend, str(who.session_refs), str(who.unlimited), own)
         groups.setdefault((*kind, who.admission, str(who.admission_parameters)), []).append(who)
     rotated = _rotated(list(groups.values()), number)

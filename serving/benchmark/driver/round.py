@@ -114,6 +114,8 @@ class RoundPlayer:
                 if not report.accepted:
                     raise EnginesError(f"engine {engine} refuses the policy of {who.name!r}: {report.reason}")
             await self._target.flush(engine)
+        if who.router:
+            await self._target.route_by(self._http, who.router, who.router_parameters)
         if who.admission != "off":
             await self._target.find_limits_anew(self._http)
 
@@ -149,6 +151,7 @@ class RoundPlayer:
             counters,
             None if policy_ns is None else policy_ns / 1e9,
             self._timeline,
+            engines,
         )
         return outcome
 
@@ -185,6 +188,8 @@ class RoundPlayer:
                 answer.output_tokens,
                 call.pause_s if index + 1 < len(workflow.calls) else 0.0,
                 answer.error,
+                answer.engine or "",
+                answer.route,
             )
         )
 

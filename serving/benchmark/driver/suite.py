@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from serving.benchmark.contestants import Contestant, ContestantError, contestant
+from serving.benchmark.contestants import ROUTED_BY, Contestant, ContestantError, contestant
 from serving.benchmark.workloads import (
     Arrivals,
     Lanes,
@@ -125,6 +125,11 @@ class Suite(StrictModel):
     seed: NonNegativeInt = 0
     warm_up_workflows: NonNegativeInt = Field(1, description="Played on each engine after its start, not recorded.")
     policies: list[str] = Field(min_length=1)
+    routers: list[str] = Field(
+        default_factory=list,
+        description="Who says which of several engines a call goes to: each policy under each of them; "
+        "`workflow:margin_s=3` has a parameter.",
+    )
     baseline: str | None = Field(None, description="What the policies are compared with; by default `stock` or `lru`.")
     sweep: SweepConfig = Field(default_factory=lambda: SweepConfig())
     limits: RunLimits = Field(default_factory=lambda: RunLimits())
@@ -153,8 +158,12 @@ class Suite(StrictModel):
         return self
 
     def contestants(self) -> list[str]:
-        """The names of all policies, each once: those listed, and one for each value of `sweep.noise`."""
-        return list(dict.fromkeys([*self.policies, *(f"lookahead-noisy({noise:g})" for noise in self.sweep.noise)]))
+        """The names of all policies, each once: those listed, and one for each value of `sweep.noise`; each of them
+        under each router, if there are any (`lru, session-hash`)."""
+        policies = [*self.policies, *(f"lookahead-noisy({noise:g})" for noise in self.sweep.noise)]
+        if self.routers:
+            policies = [f"{policy}{ROUTED_BY}{router}" for policy in policies for router in self.routers]
+        return list(dict.fromkeys(policies))
 
     def round_seed(self, number: int) -> int:
         return (self.seed + number) * SEED_STEP
@@ -170,11 +179,13 @@ class Suite(StrictModel):
         return FIRST_TOKEN_ID, self.app.model.random.vocab_size if random else LAST_TOKEN_ID
 
 
-def load_suite(path: Path, policies: list[str] | None = None, rounds: int | None = None) -> Suite:
+def load_suite(
+    path: Path, policies: list[str] | None = None, rounds: int | None = None, routers: list[str] | None = None
+) -> Suite:
     """The suite in a YAML file.
 
     Args:
-        policies, rounds: instead of the file's; `policies` also instead of those that `sweep.noise` adds.
+        policies, rounds, routers: instead of the file's; `policies` also instead of those that `sweep.noise` adds.
 
     Raises:
         SuiteError: the file cannot be read, or something in it is wrong (all faults are listed).
@@ -192,9 +203,16 @@ def load_suite(path: Path, policies: list[str] | None = None, rounds: int | None
         given["policies"] = policies
         if isinstance(sweep := given.get("sweep"), dict):
             given["sweep"] = {key: value for key, value in sweep.items() if key != "noise"}
-        if given.get("baseline") not in policies:
-            given["baseline"] = None
+    given |= {} if routers is None else {"routers": routers}
+    if policies is not None or routers is not None:
+        given["baseline"] = _kept_baseline(given, str(path))
     return suite_of(given, str(path))
+
+
+def _kept_baseline(given: Mapping[str, Any], where: str) -> str | None:
+    """The file's baseline, if options have left it among what is compared."""
+    baseline = given.get("baseline")
+    return baseline if baseline in suite_of({**given, "baseline": None}, where).contestants() else None
 
 
 def suite_of(given: Mapping[str, Any], where: str) -> Suite:
@@ -213,6 +231,15 @@ def _check_runs_here(who: Contestant) -> None:
     reason = None
     if who.clairvoyant:
         reason = "knows the future of every node"
+    elif who.router and who.backend == "sglang":
+        raise ValueError(
+            f"routers: {who.name!r} has SGLang's own cache, which does not tell what it holds; choose other policies"
+        )
+    elif who.router and who.forecasts not in ("none", "predictor"):
+        raise ValueError(
+            f"routers: {who.name!r} is told forecasts by the benchmark, and a coordinator, which tells routers of "
+            "engines, would send plans as well; choose policies without forecasts, or forecache"
+        )
     elif who.admission != "off" and who.backend == "sglang":
         reason = "has SGLang's own cache, which does not tell what it computes again, and so no limit of workflows"
     elif who.admission != "off" and who.forecasts not in ("none", "predictor"):

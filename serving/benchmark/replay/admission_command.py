@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,8 @@ import orjson
 import typer
 from rich.console import Console
 
+from cache_actor.admission import Bounds
+from cache_actor.admission.base import DEFAULT_CONTROLLER
 from serving.benchmark.contestants import ContestantError, contestant
 
 EXIT_CANNOT = 2
@@ -28,7 +31,7 @@ def admission(
     policy: Annotated[str, typer.Option(help="Policies of the cache, by commas.")] = "lru,reuse",
     limits: Annotated[
         str, typer.Option(help="Workflows at once, by commas: numbers, off, and names of what finds one.")
-    ] = "8,12,16,24,32,48,off,balance",
+    ] = f"8,12,16,24,32,48,off,{DEFAULT_CONTROLLER}",
     rates: Annotated[str, typer.Option(help="Arrivals as multiples of the capacity, by commas.")] = "0.5,1,1.5,2,3",
     per_second: Annotated[
         float | None,
@@ -40,6 +43,16 @@ def admission(
         str | None, typer.Option(help="Limits that also see a burst and its end, by commas, under the last policy.")
     ] = None,
     max_running: Annotated[int, typer.Option(min=1, help="Calls that an engine runs at once.")] = 64,
+    max_wait: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds after which who waits gets in beyond the limit; who would wait long is refused."
+        ),
+    ] = math.inf,
+    idle: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds without a call after which a workflow gives its place to one that waits."),
+    ] = math.inf,
     calibration: Annotated[str, typer.Option(help="What steps cost: a name or a file.")] = "qwen3-14b-a6000",
     seed: Annotated[int, typer.Option(help="Of the workload and of the arrivals.")] = 0,
     report: Annotated[Path | None, typer.Option(help="HTML page with the pictures.")] = None,
@@ -76,6 +89,7 @@ def admission(
             costs=load_costs(calibration),
             shape=shape_of(its, capacity, lanes, max_running),
             seed=seed,
+            bounds=Bounds(max_wait_s=max_wait, idle_s=idle),
         )
         for name in study.policies:
             for limit in (*study.limits, *_names(burst or "")):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from cache_actor.admission import Bounds
 from serving.benchmark.contestants import Contestant, contestant
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
@@ -31,6 +32,7 @@ class Outcome:
         limit: `off`, a number, or the name of what finds it (with its parameters).
         mean_s, p99_s: of the workflows' latencies, waiting outside included.
         ttft_s: mean time to first token of the calls, waiting outside included.
+        waited_s: the longest that a call was held.
         hit: share of the prompt tokens; `again` the share of the computed ones that had been in the cache before.
         seconds: until the last workflow was over.
     """
@@ -42,6 +44,7 @@ class Outcome:
     mean_s: float
     p99_s: float
     ttft_s: float
+    waited_s: float
     hit: float
     again: float
     seconds: float
@@ -74,6 +77,7 @@ class AdmissionStudy:
         policies: of the cache, without admission.
         limits: `off`, numbers, and names of what finds one.
         rates: as multiples of the capacity.
+        bounds: what those are promised who wait.
     """
 
     workload: Workload
@@ -83,6 +87,7 @@ class AdmissionStudy:
     costs: Costs
     shape: EngineShape
     seed: int = 0
+    bounds: Bounds = field(default_factory=Bounds)
 
     def capacity_per_s(self, progress: Progress = lambda what: None) -> float:
         """Workflows a second that the last of the policies finishes at most, with any of the fixed limits in a closed
@@ -131,7 +136,7 @@ class AdmissionStudy:
         return Burst(policy, limit, begin, end, _load_over_time(replay), _hits_over_time(replay))
 
     def _replay(self, who: Contestant, arrivals: Arrivals, workload: Workload) -> Replay:
-        replay = Replay(Setup(workload, arrivals, self.costs, self.shape, seed=self.seed), who)
+        replay = Replay(Setup(workload, arrivals, self.costs, self.shape, seed=self.seed, bounds=self.bounds), who)
         replay.run()
         return replay
 
@@ -212,6 +217,7 @@ def _outcome(rate: float, policy: str, limit: str, replay: Replay) -> Outcome:
         mean_s=float(latencies.mean()),
         p99_s=float(np.quantile(latencies, 0.99)),
         ttft_s=sum(each.ttft_s for each in workflows) / max(1, sum(each.ttft_calls for each in workflows)),
+        waited_s=replay.longest_wait_s,
         hit=sum(each.hit for each in workflows) / max(1, prompt),
         again=counters.get("regret", 0) / max(1, counters.get("computed", 0)),
         seconds=replay.record.seconds,

@@ -10,13 +10,22 @@ from serving.benchmark.result_text import NONE, TextTable, seconds
 
 def outcome_tables(outcomes: Sequence[Outcome]) -> list[TextTable]:
     """One for each policy: a row for each rate and limit."""
-    headers = ["rate, limit", "mean latency, s", "p99, s", "TTFT, s", "hits", "computed again", "all over after, s"]
+    headers = [
+        "rate, limit",
+        "mean latency, s",
+        "p99, s",
+        "TTFT, s",
+        "longest held, s",
+        "hits",
+        "computed again",
+        "all over after, s",
+    ]
     tables = []
     for policy in dict.fromkeys(one.policy for one in outcomes):
         rows = [
             [
                 f"{one.rate:g} x, {one.limit}",
-                *map(seconds, (one.mean_s, one.p99_s, one.ttft_s)),
+                *map(seconds, (one.mean_s, one.p99_s, one.ttft_s, one.waited_s)),
                 f"{one.hit:.1%}",
                 f"{one.again:.1%}",
                 seconds(one.seconds),

@@ -229,8 +229,6 @@ def _sweep(
     from serving.benchmark.workloads import Lanes
 
     policies = [contestant(name.strip()) for name in policy.split(",")]
-    if routing and any(one.admission != "off" for one in policies):
-        raise _BadOption("--router goes with policies that let everybody in")
     workload = made(common["seed"])
     if device_tokens is not None:
         sizes = [int(tokens) for tokens in _numbers("--device-tokens", device_tokens)]

@@ -69,6 +69,7 @@ class Request:
         self.generated = 0
         self.cached_tokens_device = 0
         self.cached_tokens_host = 0
+        self.cached_tokens_storage = 0
         self.admitted = False
         self.load_done_s = 0.0
         self.first_token_s: float | None = None

@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from serving.benchmark.contestants import Contestant
+from cache_actor.admission import Refused
+from serving.benchmark.contestants import ROUTED_BY, Contestant
 from serving.benchmark.driver.plan_desk import PlanDesk
 from serving.benchmark.driver.planner import COALESCE_S
 from serving.benchmark.forecasts import Word, source_of
 from serving.benchmark.records import CallRecord, RecordWriter, RoundRecord
 from serving.benchmark.replay.clairvoyant import ClairvoyantCache, Future, Times
-from serving.benchmark.replay.door import PERIOD_S, Door
+from serving.benchmark.replay.door import ANYWHERE, PERIOD_S, Door
 from serving.benchmark.replay.engine import ModelEngine, TooLong
 from serving.benchmark.replay.request import Request
 from serving.benchmark.replay.setup import Setup
@@ -33,6 +34,8 @@ VOCABULARY = 1 << 40
 LOAD_PERIOD_S = 0.005
 SAMPLES = 200
 PROGRESS_CALLS = 20
+# When a client comes again that was refused and not told when, in seconds.
+RETRY_S = 2.0
 
 Progress = Callable[[int], None]
 
@@ -69,7 +72,7 @@ class Replay:
         self._awaited: set[int] = set()  # engines that a plan is about to be sent to
         self._future = Future(setup.workload, first_pass) if first_pass is not None else None
         self._engines = [self._engine() for _ in range(setup.engines)]
-        self._door = Door(contestant, self._engines) if contestant.admission != "off" else None
+        self._door = Door(contestant, self._engines, setup.bounds) if contestant.admission != "off" else None
         self._held: dict[str, tuple[Workflow, int]] = {}
         self._open = len(setup.workload.workflows)
         self._homes: dict[str, int] = {}
@@ -99,10 +102,15 @@ class Replay:
         return engine
 
     @property
+    def longest_wait_s(self) -> float:
+        """Of the calls that a limit held."""
+        return 0.0 if self._door is None else self._door.longest_wait_s
+
+    @property
     def name(self) -> str:
         """Of the policy, and of the router if there is one."""
         router = self._setup.router
-        return self._contestant.name if router is None else f"{self._contestant.name}, {router}"
+        return self._contestant.name if router is None else f"{self._contestant.name}{ROUTED_BY}{router}"
 
     def _routing(self) -> Switchboard | None:
         setup = self._setup
@@ -168,15 +176,36 @@ class Replay:
         self._at(at, lambda now: self._send(workflow, 0, now))
 
     def _send(self, workflow: Workflow, index: int, now: float) -> None:
-        self.sent[workflow.id, index] = now
-        if self._switchboard is not None:
-            self._enter(workflow, index, self._switchboard.place(workflow, index, now), now)
-        elif self._door is None:
-            self._enter(workflow, index, self._homes.get(workflow.id, self._home(workflow)), now)
-        elif (place := self._door.ask(workflow.id, now)) is not None:
-            self._enter(workflow, index, place, now)
+        self.sent.setdefault((workflow.id, index), now)
+        if self._door is None:
+            self._go(workflow, index, ANYWHERE, now)
         else:
+            self._knock(self._door, workflow, index, now)
+
+    def _knock(self, door: Door, workflow: Workflow, index: int, now: float) -> None:
+        try:
+            place = door.ask(workflow.id, now)
+        except Refused as refused:
+            again = now + (RETRY_S if refused.retry_after_s is None else max(RETRY_S, refused.retry_after_s))
+            self._at(again, lambda then: self._send(workflow, index, then))
+            return
+        if place is None:
             self._held[workflow.id] = (workflow, index)
+        else:
+            self._go(workflow, index, place, now)
+
+    def _go(self, workflow: Workflow, index: int, wanted: int, now: float) -> None:
+        """A call goes to an engine; `wanted` is where it was let in."""
+        if self._switchboard is not None:
+            limited = self._door is not None and self._door.limited and wanted != ANYWHERE
+            place = self._switchboard.place(workflow, index, now, wanted if limited else None)
+            if self._door is not None:
+                self._door.placed(workflow.id, place)
+        elif wanted != ANYWHERE:
+            place = wanted
+        else:
+            place = self._homes.get(workflow.id, self._home(workflow))
+        self._enter(workflow, index, place, now)
 
     def _find_limits(self, now: float) -> None:
         assert self._door is not None, "there are limits only at a door"
@@ -188,7 +217,7 @@ class Replay:
     def _let_in(self, now: float) -> None:
         """The calls that are held no more."""
         for name, place in self._door.admitted(now) if self._door is not None else ():
-            self._enter(*self._held.pop(name), place, now)
+            self._go(*self._held.pop(name), place, now)
 
     def _enter(self, workflow: Workflow, index: int, place: int, now: float) -> None:
         """A call goes to an engine, which is its workflow's from now on."""
@@ -261,7 +290,7 @@ class Replay:
         )
         if self._door is not None:
             context = len(request.origin_input_ids) + request.output_tokens
-            self._door.done(workflow.id, context, call.pause_s)
+            self._door.done(workflow.id, now, context, call.pause_s)
         if self._switchboard is not None:
             left = self._switchboard.answered(workflow.id, self._homes[workflow.id])
             if left is not None:
@@ -347,6 +376,8 @@ class Replay:
         self._engines[place] = self._engine()
         self._down.add(place)
         self._switchboard.lose(place)
+        if self._door is not None:
+            self._door.lose(place, now)
         for request in lost:
             self._send_again(request.workflow, request.index, now)
         self._at(now + self._setup.loss.back_s, lambda then: self._restore(place))
@@ -355,15 +386,13 @@ class Replay:
         assert self._switchboard is not None
         self._down.discard(place)
         self._switchboard.restore(place)
+        if self._door is not None:
+            self._door.restore(place)
 
     def _send_again(self, workflow: Workflow, index: int, now: float) -> None:
         assert self._switchboard is not None
         assert self._setup.loss is not None
-        board = self._switchboard
-        self._at(
-            now + self._setup.loss.again_s,
-            lambda then: self._enter(workflow, index, board.place(workflow, index, then), then),
-        )
+        self._at(now + self._setup.loss.again_s, lambda then: self._go(workflow, index, ANYWHERE, then))
 
     def _home(self, workflow: Workflow) -> int:
         """The engine of a workflow: the one with the fewest, ties by a hash that any run repeats."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from cache_actor.admission import Bounds
 from serving.benchmark.replay.costs import Costs
 from serving.benchmark.replay.engine import EngineShape
 from serving.benchmark.workloads import Workload
@@ -27,6 +28,7 @@ class Setup:
     Attributes:
         engines: how many; a workflow stays on one, unless a router says otherwise.
         router: who says which engine a call goes to; None: the one with the fewest workflows, for good.
+        bounds: what those are promised who wait behind a limit; who is refused asks again.
         point: key of the sweep's point that it is, for the records.
     """
 
@@ -40,3 +42,4 @@ class Setup:
     round: int = 0
     router: str | None = None
     loss: Loss | None = None
+    bounds: Bounds = field(default_factory=Bounds)

@@ -92,11 +92,14 @@ class Switchboard:
         self.moved = 0
         router.set_engines(str(place) for place in self._engines)
 
-    def place(self, workflow: Workflow, index: int, now: float) -> int:
-        """The place of the engine to which a call goes."""
+    def place(self, workflow: Workflow, index: int, now: float, wanted: int | None = None) -> int:
+        """The place of the engine to which a call goes; `wanted` is that to which its workflow was let in."""
         call = workflow.calls[index]
         pieces = tuple((segment.id, segment.tokens) for segment in call.prompt)
-        asked = RoutedCall(workflow.id, call.agent, call.prompt_tokens, workflow.parent, call.agent, True, pieces)
+        let_in = None if wanted is None else str(wanted)
+        asked = RoutedCall(
+            workflow.id, call.agent, call.prompt_tokens, workflow.parent, call.agent, True, pieces, let_in
+        )
         decision = self._router.route(asked, self._running, now)
         assert decision is not None, "there is always an engine"
         place = int(decision.engine)

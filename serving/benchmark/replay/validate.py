@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from serving.benchmark.contestants import Contestant, contestant
+from serving.benchmark.contestants import ROUTED_BY, Contestant, contestant
 from serving.benchmark.driver.points import RunPoint, points_of, unlimited_tokens
 from serving.benchmark.driver.suite import Suite, SuiteError
 from serving.benchmark.figures import results_of
@@ -123,6 +123,8 @@ def _replay(suite: Suite, point: RunPoint, who: Contestant, number: int, costs: 
         shape = replace(shape, device_tokens=unlimited_tokens([workload]))
     engines = suite.app.deployment.num_replicas
     setup = Setup(workload, point.arrivals.arrivals(seed), costs, shape, engines, seed, point.spec.key, number)
-    run = Replay(setup, who, teacher=point.workload.make(suite.teaching_seed()))
+    policy, _, router = who.name.partition(ROUTED_BY)
+    setup = replace(setup, router=router or None)
+    run = Replay(setup, replace(who, name=policy), teacher=point.workload.make(suite.teaching_seed()))
     run.run()
     run.write(writer)

@@ -95,7 +95,7 @@ class Cluster:
             engine.ends.pop(workflow, None)
             state = self.workflows.get(workflow)
             if how == "idle" and state is not None and state.engine != engine.id:
-                state.engines.discard(engine.id)  # idle there, since it calls elsewhere
+                self._leave(state, engine.id)  # idle there, since it calls elsewhere
             else:
                 self._end(workflow, _ENDINGS.get(how, "final"), engine.id, now)
         for told in report.cache:
@@ -230,7 +230,7 @@ class Cluster:
                     self._place(state, engine, now)
                     if event.output_tokens:
                         self._settle(state, now)
-                engine.news[state.id] = None
+                    engine.news[state.id] = None
             return
         self.counts["calls_begun"] += 1
         state = state or self._new(event.workflow, event.parent)
@@ -271,10 +271,16 @@ class Cluster:
         for name in state.engines - {state.engine}:
             if name in self.engines:
                 self.engines[name].ends[state.id] = None
-            state.residency.pop(name, None)
-            state.engines.discard(name)
+            self._leave(state, name)
             self.counts["copies_retired"] += 1
             state.decisions.append((now, "left", name, state.engine))
+
+    def _leave(self, state: WorkflowState, name: str) -> None:
+        """An engine where it lived before holds nothing of it any more."""
+        state.engines.discard(name)
+        state.residency.pop(name, None)
+        if name in self.engines:
+            self.engines[name].news.pop(state.id, None)
 
     def _end(self, workflow: str, how: Ending, told_by: str, now: float) -> None:
         state = self.workflows.pop(workflow, None)
@@ -310,7 +316,7 @@ class Cluster:
         engine.counters, engine.pools = report.counters, report.pools
         for workflow, tokens in report.residency.items():
             state = self.workflows.get(workflow)
-            if state is not None and len(tokens) == 2:
+            if state is not None and engine.id in state.engines and len(tokens) == 2:
                 state.residency[engine.id] = Resident(tokens[0], tokens[1])
         for receipt in report.receipts:
             self._receipt(engine, receipt, now)

@@ -170,7 +170,7 @@ class WorkflowRouter(Router):
             return None
         parent = call.parent if home is None else None
         held = [one.anchor_tokens(call.agent) for one in others]
-        anchor = self._anchor(call, held, home, now)
+        anchor = self._anchor(call, others, held, home, now)
         costs = [
             self._elsewhere(call, one, parent, anchor, tokens, context, running.get(one.name, 0))
             for one, tokens in zip(others, held, strict=True)
@@ -197,12 +197,18 @@ class WorkflowRouter(Router):
             and (one.is_new(now) or one.is_fresh(now, settings.stale_s))
         ]
 
-    def _anchor(self, call: RoutedCall, held: Sequence[int], home: str | None, now: float) -> int:
+    def _anchor(
+        self, call: RoutedCall, others: Sequence[KnownEngine], held: Sequence[int], home: str | None, now: float
+    ) -> int:
         """Tokens of its agent's anchor, of which engines hold so many; 0 if it is not to count: nobody has it, or one
-        more engine should."""
+        more engine should, and has room for it."""
+        anchor = max(held)
         if home is None and len(held) - held.count(0) < self._hot.copies(call.agent, now):
-            return 0
-        return max(held)
+            more = self._settings.team * anchor
+            without = [one for one, tokens in zip(others, held, strict=True) if not tokens]
+            if any(one.needed + more <= one.capacity for one in without):
+                return 0
+        return anchor
 
     def _elsewhere(
         self,

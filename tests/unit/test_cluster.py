@@ -17,7 +17,7 @@ from cache_actor.snapshots import Resident
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["began", "over", "end", "restart", "missed", "silent"]),
+        st.sampled_from(["began", "over", "held", "end", "idle", "restart", "missed", "silent"]),
         st.sampled_from(["e1", "e2", "e3"]),
         st.sampled_from([f"w{number}" for number in range(6)]),
         st.sampled_from(["planner", "coder"]),
@@ -55,6 +55,11 @@ class TestState:
                     cluster.hear(engine.report(began(workflow, agent, now)), now)
                 case "over":
                     cluster.hear(engine.report(over(workflow, agent, now)), now)
+                case "held":
+                    held = [cache_report(residency={workflow: [10, 5]})]
+                    cluster.hear(engine.report(cache=held), now)
+                case "idle":
+                    cluster.hear(engine.report(ended={workflow: "idle"}), now)
                 case "end":
                     cluster.hear(engine.report(ended={workflow: "final"}), now)
                 case "restart":
@@ -113,6 +118,15 @@ class TestState:
         cluster.hear(two.report(ended={"w": "idle"}), 4.0)
         assert "w" not in cluster.workflows
         assert not cluster.engines["e1"].ends
+
+    def test_an_engine_that_a_workflow_has_left_has_no_news_of_it(self) -> None:
+        cluster, left, home = Cluster(), MadeUpEngine("e1"), MadeUpEngine("e2")
+        cluster.hear(left.report(began("w"), began("w")), 1.0)
+        cluster.hear(home.report(began("w"), over("w")), 2.0)
+        cluster.hear(left.report(over("w"), cache=[cache_report(residency={"w": [10, 5]})]), 3.0)
+        assert "e1" not in cluster.workflows["w"].residency
+        cluster.hear(home.report(ended={"w": "final"}), 4.0)
+        check(cluster)
 
     def test_a_trace_of_each_ended_workflow_is_to_be_learned(self) -> None:
         cluster, engine = Cluster(), MadeUpEngine()

@@ -156,9 +156,19 @@ MESSAGES: dict[type[Message], st.SearchStrategy[Any]] = {
         FIGURES,
         st.lists(NAMES, max_size=3),
         st.lists(GATE_EVENTS, max_size=3),
+        SHORT | INTEGERS,
+        FLOATS,
+        SHORT,
+        FLOATS,
     ),
     AdmissionAnswer: st.builds(
-        AdmissionAnswer, st.dictionaries(SHORT, st.none() | COUNTS, max_size=3), st.lists(IDLE, max_size=3)
+        AdmissionAnswer,
+        st.dictionaries(SHORT, st.none() | COUNTS, max_size=3),
+        st.lists(IDLE, max_size=3),
+        SHORT | INTEGERS,
+        FLOATS,
+        SHORT,
+        FLOATS,
     ),
     SnapshotsAsked: st.builds(SnapshotsAsked, INTEGERS),
     SnapshotDelta: st.builds(
@@ -213,9 +223,9 @@ ENDED: list[Any] = ["ended", ["w", "v"]]
 ASK: list[Any] = ["ask", 4, "dump"]
 TOLD: list[Any] = ["told", 4, "{}"]
 GATE_EVENT: list[Any] = ["w", "let_in", "e", 2.5, 1.5]
-ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT], 16, 2.5]
+ADMISSION: list[Any] = ["admission", "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GATE_EVENT], 16, 2.5, "hash", 3.5]
 IDLE_PARTS: list[Any] = ["w", 300, 1.5, 2.0]
-ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS], "off", 0.0]
+ADMISSION_ANSWER: list[Any] = ["admission_answer", {"e": 2, "f": None}, [IDLE_PARTS], "off", 0.0, "", 0.0]
 DELTA: list[Any] = ["e", 7, 2.5, {"w": [300, 20]}, ["v"], {"a": 90}, ["b"], 40, 2, 900, 4000, False, 0.25, 0.5]
 SNAPSHOTS_ASKED: list[Any] = ["snapshots_asked", -1]
 SNAPSHOTS: list[Any] = ["snapshots", 3, 2.75, True, [DELTA], ["f"]]
@@ -277,7 +287,7 @@ EXAMPLES: list[tuple[list[Any], Message]] = [
     (
         ADMISSION,
         AdmissionReport(
-            "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)], 16, 2.5
+            "i", 3, 4, {"e": 2}, {"e": 1, "": 5}, ["v"], [GateEvent("w", "let_in", "e", 2.5, 1.5)], 16, 2.5, "hash", 3.5
         ),
     ),
     (ADMISSION_ANSWER, AdmissionAnswer({"e": 2, "f": None}, [IdleWorkflow("w", 300, 1.5, 2.0)], "off")),

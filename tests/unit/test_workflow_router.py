@@ -116,6 +116,14 @@ class TestHotAnchors:
         assert first_elsewhere >= 1
         assert 2 <= len({engine for engine, _ in took}) <= 4
 
+    def test_it_gets_none_where_there_is_no_room_for_one(self) -> None:
+        room, full = {"needed_tokens": 5000}, {"needed_tokens": 9000}  # of 10,000; a team's anchors are 3 times 1,000
+        for others, copied in ((room, True), (full, False)):
+            holder = {"anchors": {"planner": 1000}, "needed_tokens": 9000}
+            router = told({"a": holder, "b": others}, workflow_bound=100, few_workflows=100, running_call_s=0.0)
+            took = [went(router, RoutedCall(f"w{number}", "planner", 1010))[0] for number in range(6)]
+            assert ("b" in took) is copied
+
     def test_one_that_is_called_seldom_is_not_copied(self) -> None:
         router = told({"a": {"anchors": {"planner": 1000}, "running_calls": 3}, "b": {}})
         assert went(router) == ("a", "anchor")

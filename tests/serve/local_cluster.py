@@ -118,7 +118,9 @@ class Node:
 
     def kill(self) -> None:
         """As if its machine had lost its power: nothing of it says another word."""
-        for process in [psutil.Process(self._process.pid), *self.processes()]:
+        processes = self.processes()
+        self._process.kill()
+        for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait()

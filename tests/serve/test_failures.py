@@ -101,7 +101,7 @@ def test_a_killed_actor_takes_its_engine_along_and_fails_its_streams_alone(serve
     assert lose_engine(server, signal.SIGKILL, limit_s=10, of=actor_of) < 5
 
 
-@pytest.mark.parametrize("engines", [1, 2])
+@pytest.mark.parametrize("engines", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_calls_that_wait_at_the_door_when_engines_die_get_in_and_no_place_is_lost(
     limited: Limited, engines: int
 ) -> None:

@@ -81,8 +81,10 @@ def test_from_one_engine_to_two_and_back_with_calls_all_the_while(tmp_path: Path
         server.wait(engines=2)
         assert cluster.nodes() == 3
         (second,) = {engine["id"] for engine in server.engines()} - {first}
-        counts = server.http.get("/v1/coordinator").json()["counts"]
-        assert counts.get("warm_ups_done", 0) >= 1, "the anchor was there before any call"
+        coordinator = "/v1/coordinator"
+        eventually(  # it is told with the next report
+            lambda: server.http.get(coordinator).json()["counts"].get("warm_ups_done"), "the anchor was warmed up", 10
+        )
         load.begin("new")
         eventually(lambda: load.engines("new"), "it is answered", 60)
         assert load.engines("new") == {second}

@@ -105,6 +105,13 @@ class Server:
     def wait(self, engines: int) -> None:
         eventually(lambda: len(self.engines()) == engines, f"{engines} engines\n{self.log()[-3000:]}", START_LIMIT_S)
 
+    def answers(self) -> bool:
+        """Whether the endpoint is there, with or without engines."""
+        try:
+            return self.http.get("/v1/models").status_code == 200
+        except httpx.TransportError:
+            return False
+
     def log(self) -> str:
         return self._log.read_text(errors="replace")
 

@@ -20,7 +20,7 @@ ON_ITS_WAY_S = 0.1
 # an engine are looked at.
 COUNTED_IN_TURNS = 5
 # Living workflows of which routers are told, the latest; with the longest ids all of them fit in a message.
-WORKFLOWS_TOLD = 32_768
+WORKFLOWS_TOLD = 15_000
 _TOKEN_BYTES = 4
 
 

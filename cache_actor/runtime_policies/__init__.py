@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cache_actor.import_paths import imported
 from cache_actor.runtime import RuntimePolicy
 from cache_actor.runtime_policies.admission import Admission
 from cache_actor.runtime_policies.anchor_warm_up import AnchorWarmUp
@@ -34,18 +34,4 @@ def make_runtime_policies(
 
 
 def _policy_class(name: str) -> type[RuntimePolicy]:
-    if name in RUNTIME_POLICIES:
-        return RUNTIME_POLICIES[name]
-    module, separator, attribute = name.partition(":")
-    if not separator:
-        raise ValueError(
-            f"unknown runtime policy {name!r}; choose from {', '.join(RUNTIME_POLICIES)}, or give the import path of "
-            "your own: package.module:Class"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"runtime policy {name!r} cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, RuntimePolicy)):
-        raise ValueError(f"runtime policy {name!r} is no subclass of cache_actor.runtime.RuntimePolicy")
-    return found
+    return RUNTIME_POLICIES.get(name) or imported("runtime policy", name, RuntimePolicy, RUNTIME_POLICIES)

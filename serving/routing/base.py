@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from cache_actor.import_paths import imported
 from cache_actor.snapshots import EngineSnapshot
 
 Why = Literal["sticky", "resident", "parent", "anchor", "least-loaded", "overload", "admitted", "hash", "random"]
@@ -134,22 +134,6 @@ def make_router(name: str, /, **parameters: Any) -> Router:
         ValueError: an unknown name or parameter, a value out of range, or nothing can be made of an import path.
     """
     try:
-        return (_MAKERS.get(name) or _imported(name))(**parameters)
+        return (_MAKERS.get(name) or imported("router", name, Router, router_names()))(**parameters)
     except TypeError as error:
         raise ValueError(f"router {name!r}: {error}") from None
-
-
-def _imported(name: str) -> type[Router]:
-    module, separator, attribute = name.partition(":")
-    if not separator:
-        known = ", ".join(router_names())
-        raise ValueError(
-            f"unknown router {name!r}; choose from {known}, or give the import path of your own: package.module:Class"
-        )
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"router {name!r} cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Router)):
-        raise ValueError(f"router {name!r} is no subclass of serving.routing.Router")
-    return found

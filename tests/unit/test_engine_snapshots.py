@@ -9,8 +9,10 @@ from coordinator_reports import MadeUpEngine, began, cache_report, over
 
 from cache_actor.cluster import Cluster
 from cache_actor.engine_snapshots import ANCHOR_S, WORKFLOWS_TOLD, snapshots_of
-from cache_actor.messages import Anchor, Work, WorkflowSeen
+from cache_actor.messages import MAX_MESSAGE_BYTES, Anchor, Work, WorkflowSeen
+from cache_actor.snapshot_deltas import SnapshotEncoder
 from cache_actor.snapshots import EngineSnapshot, Resident
+from serving.naming import MAX_ID_CHARACTERS
 
 ANCHOR = Anchor("coder", b"1234" * 40)
 
@@ -122,6 +124,18 @@ def test_later_snapshots_have_higher_versions(desk: Desk) -> None:
     desk.now += 0.2
     assert desk.told()["e"].version > first.version
     assert first.at < desk.now
+
+
+def test_as_many_workflows_as_are_told_fit_in_a_message_whatever_their_ids() -> None:
+    four_bytes_each = str.maketrans({str(digit): chr(0x1F300 + digit) for digit in range(10)})
+    names = [f"{number:0{MAX_ID_CHARACTERS}d}".translate(four_bytes_each) for number in range(WORKFLOWS_TOLD)]
+    workflows = {name: Resident(2**31, 2**31, 2**31) for name in names}
+    assert len(workflows) == WORKFLOWS_TOLD
+    encoder = SnapshotEncoder()
+    encoder.tell([EngineSnapshot("e", 1, 0.0, workflows)], 0.0)
+    whole = encoder.after(-1)
+    assert whole is not None
+    assert len(whole) <= MAX_MESSAGE_BYTES
 
 
 def test_of_too_many_workflows_the_latest_are_told() -> None:

@@ -26,6 +26,7 @@ from cache_actor.snapshot_desk import SnapshotDesk
 from cache_actor.snapshot_messages import SnapshotsAsked
 from cache_actor.snapshots import EngineSnapshot
 from cache_actor.status import engine_status, why
+from cache_actor.work_rates import costs_of
 from predictor_actor.base import Prefix
 from predictor_actor.requests import MAX_BYTES, Request, decode_answer, encode_request
 from serving.garbage import collect_seldom
@@ -115,12 +116,15 @@ class CacheCoordinator:
         """What is known, planned and expected now, for people and for `GET /v1/coordinator`."""
         now = time.time()
         cluster = self._cluster
+        costs = costs_of({name: engine.rates for name, engine in cluster.engines.items()})
         return {
             "mode": self._planner.mode,
             "since": round(self._started, 3),
             "pid": os.getpid(),
             "workflows": len(cluster.workflows),
-            "engines": [engine_status(engine, cluster.ingresses, now) for engine in cluster.engines.values()],
+            "engines": [
+                engine_status(engine, costs[name], cluster.ingresses, now) for name, engine in cluster.engines.items()
+            ],
             "predictor": await self._predictor_status(),
             "accuracy": cluster.accuracy.figures(),
             "counts": dict(cluster.counts + self._planner.counts + self._counts),

@@ -11,6 +11,7 @@ from dataclasses import replace
 from cache_actor.cluster import Cluster
 from cache_actor.snapshots import EngineSnapshot, Resident
 from cache_actor.state import EngineState, WorkflowState
+from cache_actor.work_rates import WorkCosts, costs_of
 
 # An agent that has called on an engine within so many seconds is said to have its anchor there.
 ANCHOR_S = 60.0
@@ -36,7 +37,8 @@ def snapshots_of(cluster: Cluster, now: float) -> list[EngineSnapshot]:
     turns = math.ceil(len(engines) / COUNTED_IN_TURNS)
     for engine in heapq.nsmallest(turns, engines, key=lambda one: one.needed_at):
         engine.needed, engine.needed_at = _needed(cluster, engine, anchors[engine.id]), now
-    return [_snapshot(engine, workflows[engine.id], anchors[engine.id], now) for engine in engines]
+    costs = costs_of({engine.id: engine.rates for engine in engines})
+    return [_snapshot(engine, workflows[engine.id], anchors[engine.id], costs[engine.id], now) for engine in engines]
 
 
 def _anchors(cluster: Cluster, engine: EngineState, now: float) -> dict[str, int]:
@@ -48,7 +50,7 @@ def _anchors(cluster: Cluster, engine: EngineState, now: float) -> dict[str, int
 
 
 def _snapshot(
-    engine: EngineState, workflows: dict[str, Resident], anchors: dict[str, int], now: float
+    engine: EngineState, workflows: dict[str, Resident], anchors: dict[str, int], costs: WorkCosts, now: float
 ) -> EngineSnapshot:
     coming: Counter[str] = Counter()
     for workflow, _, tokens, _ in engine.orders.values():
@@ -67,8 +69,8 @@ def _snapshot(
         engine.needed,
         engine.work.device_tokens,
         engine.draining,
-        engine.rates.prefill_token_s,
-        engine.rates.running_call_s,
+        costs.prefill_token_s,
+        costs.running_call_s,
     )
 
 

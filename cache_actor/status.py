@@ -8,9 +8,10 @@ from typing import Any
 from cache_actor.decisions import in_words
 from cache_actor.ingresses import Ingresses
 from cache_actor.state import EngineState, WorkflowState
+from cache_actor.work_rates import WorkCosts
 
 
-def engine_status(engine: EngineState, ingresses: Ingresses, now: float) -> dict[str, Any]:
+def engine_status(engine: EngineState, costs: WorkCosts, ingresses: Ingresses, now: float) -> dict[str, Any]:
     """An engine; ages in seconds, counts in tokens."""
     return {
         "id": engine.id,
@@ -24,8 +25,8 @@ def engine_status(engine: EngineState, ingresses: Ingresses, now: float) -> dict
         "orders": len(engine.orders),
         "pending_tokens": engine.pending_tokens,
         "draining": engine.draining,
-        "prefill_token_ms": round(1000 * engine.rates.prefill_token_s, 4),
-        "running_call_s": round(engine.rates.running_call_s, 4),
+        "prefill_token_ms": round(1000 * costs.prefill_token_s, 4),
+        "running_call_s": round(costs.running_call_s, 4),
         "admission": {
             "limit": engine.limit,
             "found": engine.found,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from limited_server import Limited
 from running_server import ENGINE, RANDOM_MODEL, Server, eventually, leftovers
+
+# Serve kills a proxy that is not ready within 5 s, and with it `serve run`: too short for a machine that is busy.
+os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

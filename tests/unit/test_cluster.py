@@ -14,6 +14,7 @@ from cache_actor.decisions import in_words
 from cache_actor.forecast import compiled
 from cache_actor.messages import EngineReport, Eviction, Receipt, Work, WorkflowSeen
 from cache_actor.snapshots import Resident
+from cache_actor.work_rates import costs_of
 
 ACTIONS = st.lists(
     st.tuples(
@@ -232,9 +233,9 @@ class TestRestart:
             )
             old.work = replace(old.work, busy_s=life.busy_s + 8 * done)
             cluster.hear(old.report(*(over(f"w{done}-{call}") for call in range(8))), float(done))
-        rates = cluster.engines["e"].rates
-        assert rates.running_call_s == pytest.approx(0.5, rel=0.01)
-        assert rates.prefill_token_s == pytest.approx(4e-3, rel=0.01)
+        costs = costs_of({"e": cluster.engines["e"].rates})["e"]
+        assert costs.running_call_s == pytest.approx(0.5, rel=0.01)
+        assert costs.prefill_token_s == pytest.approx(4e-3, rel=0.01)
 
 
 class TestCache:

@@ -12,6 +12,7 @@ from rich.console import Console
 from cache_actor.admission_messages import AdmissionReport
 from cache_actor.cluster import Cluster
 from cache_actor.status import engine_status, why
+from cache_actor.work_rates import WorkCosts
 from serving.coordinator_view import limit_text, screen
 
 
@@ -24,7 +25,7 @@ def status(limit: int | None, found: int | None) -> tuple[dict[str, Any], list[d
     told = {
         "mode": "on",
         "workflows": 1,
-        "engines": [engine_status(engine, cluster.ingresses, now)],
+        "engines": [engine_status(engine, WorkCosts(), cluster.ingresses, now)],
         "predictor": None,
         "accuracy": [],
         "counts": {},

@@ -40,7 +40,7 @@ class Owner:
     def __init__(self, workflow: str) -> None:
         self.workflow = workflow
         self.table: dict[int, int] | None = None  # agent bit -> value
-        self.tips: set[LedgerNode] = set()
+        self.tips: dict[LedgerNode, None] = {}  # a set of five takes three times the room
         self.ended = False
         self.calls = 0
         self.agent = self.previous = ""

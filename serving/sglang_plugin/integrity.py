@@ -39,7 +39,7 @@ def check_integrity(cache: ForecacheCache) -> None:
     for owner, its_nodes in owned.items():
         found = set(owner.nodes())
         assert found == its_nodes, f"{owner.workflow}: tips lead to {len(found)} nodes, {len(its_nodes)} are its"
-        assert owner.tips <= its_nodes, f"{owner.workflow} has a tip that it does not own"
+        assert owner.tips.keys() <= its_nodes, f"{owner.workflow} has a tip that it does not own"
     occupied = cache.pools.occupancy()
     on_device = sum(tokens for name, tokens in occupied.items() if name.startswith("device_"))
     expected = cache.full_evictable_size() + cache.full_protected_size()

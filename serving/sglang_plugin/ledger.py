@@ -108,9 +108,10 @@ class Ledger:
                     node = node.parent
                     continue
             if below_a_tip:
-                tips.discard(node)
+                if node in tips:
+                    del tips[node]
             elif not mask:
-                tips.add(node)
+                tips[node] = None
             below_a_tip = True
             node = node.parent
 
@@ -242,12 +243,12 @@ class Ledger:
         """`node`, a leaf, leaves the tree."""
         for owner in node.entry.owners:
             if node in owner.tips:
-                owner.tips.discard(node)
+                del owner.tips[node]
                 above = node.parent
                 while above.parent is not None and owner not in above.entry.owners:  # it had MAX_OWNERS others
                     above = above.parent
                 if above.parent is not None:
-                    owner.tips.add(above)
+                    owner.tips[above] = None
         node.entry = Entry()
 
     def recall(self, node: LedgerNode, memory: Memory) -> None:

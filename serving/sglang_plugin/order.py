@@ -52,8 +52,9 @@ class VictimQueue(set[Any]):
             self._push(node, self._clock())
 
     def lowered(self, nodes: Iterable[Any]) -> None:
-        """The nodes' keys may have fallen. Little is done until the next victim is asked for."""
-        self._fallen.update(nodes)
+        """The nodes' keys may have fallen. Little is done until the next victim is asked for, and nothing for those
+        that are no members: they get items with their keys when they are added."""
+        self._fallen |= self.intersection(nodes)
         if len(self._fallen) > 4 * len(self) + _SLACK:
             self._settle()
 

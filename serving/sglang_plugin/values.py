@@ -52,16 +52,15 @@ def add_difference(owner: Owner, changes: Mapping[int, int], walk: int) -> list[
     """
     fallen: list[LedgerNode] = []
     deltas = dict(changes)  # by mask; that of one agent is its bit
-    old = step = new = 0
+    last = delta = old = step = new = 0
     for node in owner.tips:  # `Owner.nodes` without its set: this is done for each forecast
         entry = node.entry
         while entry.walk != walk and (above := node.parent) is not None:
             entry.walk = walk
-            try:
-                delta = deltas[entry.owners[owner]]
-            except KeyError:
-                mask = entry.owners.get(owner, 0)  # 0: beyond MAX_OWNERS, not named, and nothing of it counts
-                delta = deltas[mask] = worth(changes, mask)
+            mask = entry.owners.get(owner, 0)  # 0: beyond MAX_OWNERS, not named, and nothing of it counts
+            if mask != last:  # neighbours have mostly been used by the same agents
+                last, known = mask, deltas.get(mask)
+                delta = deltas[mask] = worth(changes, mask) if known is None else known
             if delta:
                 value = entry.value
                 if value != old or delta != step:

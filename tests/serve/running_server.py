@@ -8,8 +8,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,34 @@ class Server:
     def processes(self) -> list[psutil.Process]:
         """Every process that this server has started, Ray's included."""
         return psutil.Process(self._process.pid).children(recursive=True)
+
+    @contextlib.contextmanager
+    def silent_coordinator(self) -> Iterator[None]:
+        """It says nothing meanwhile, nor does any that Serve puts in its place; all of them are killed then."""
+        silenced: dict[int, psutil.Process] = {}
+        over = threading.Event()
+
+        def silence() -> None:
+            while not over.wait(0.5):
+                for process in self.processes():
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        if process.pid not in silenced and "CacheCoordinator" in process.name() + str(
+                            process.cmdline()
+                        ):
+                            process.suspend()
+                            silenced[process.pid] = process
+
+        keeper = threading.Thread(target=silence)
+        keeper.start()
+        try:
+            eventually(lambda: silenced, "a coordinator that can be silenced")
+            yield
+        finally:
+            over.set()
+            keeper.join()
+            for process in silenced.values():
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
 
     def interrupt(self) -> int:
         """Ctrl-C, as a terminal sends it to the foreground group; the exit code."""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import httpx
 import psutil
@@ -130,17 +129,6 @@ def test_calls_that_wait_at_the_door_when_engines_die_get_in_and_no_place_is_los
     eventually(empty, f"no place is taken: {limited.status()}", 10)
 
 
-@contextlib.contextmanager
-def silent_coordinator(server: Server) -> Iterator[None]:
-    """It says nothing meanwhile, and is killed then."""
-    pid = server.http.get("/v1/coordinator").json()["pid"]
-    os.kill(pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(pid, signal.SIGKILL)
-
-
 def test_without_the_coordinator_calls_are_routed_workflows_stay_and_leave_an_engine_that_is_lost(
     server: Server,
 ) -> None:
@@ -159,7 +147,7 @@ def test_without_the_coordinator_calls_are_routed_workflows_stay_and_leave_an_en
     def stay_until(check: Callable[[], object], what: str, limit_s: float) -> None:
         eventually(lambda: routes() == stay and check(), what, limit_s)
 
-    with silent_coordinator(server):
+    with server.silent_coordinator():
         stay_until(lambda: route(next(new))[1] == "hash", "snapshots are stale", 20)
         lost = homes["kept-0"]
         os.kill(actor_of(server.engine(lost)), signal.SIGKILL)

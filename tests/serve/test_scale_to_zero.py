@@ -1,4 +1,5 @@
-"""An engine that goes when nothing is to do, and comes back for calls that wait; none of them fails."""
+"""An engine that goes when nothing is to do, and comes back for calls that wait, all without the cache coordinator; no
+call fails."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from running_server import ENGINE, RANDOM_MODEL, Server, eventually, is_alive
 START_LIMIT_S = 300
 
 
-def test_the_engine_goes_when_idle_and_calls_that_wait_bring_it_back(tmp_path: Path) -> None:
+def test_without_the_coordinator_the_engine_goes_when_idle_and_calls_that_wait_bring_it_back(tmp_path: Path) -> None:
     server = Server(
         tmp_path,
         {
@@ -34,11 +35,12 @@ def test_the_engine_goes_when_idle_and_calls_that_wait_bring_it_back(tmp_path: P
         (engine,) = server.engines()
         processes = [psutil.Process(pid) for pid in engine["pids"]]
 
-        eventually(lambda: not server.engines(), "the engine is gone", 90, every_s=2)
-        eventually(lambda: not any(is_alive(process) for process in processes), "its memory is free")
+        with server.silent_coordinator():
+            eventually(lambda: not server.engines(), "the engine is gone", 90, every_s=2)
+            eventually(lambda: not any(is_alive(process) for process in processes), "its memory is free")
 
-        with ThreadPoolExecutor(4) as pool:
-            replies = list(pool.map(lambda number: server.chat(headers={"x-workflow-id": f"w{number}"}), range(4)))
+            with ThreadPoolExecutor(4) as pool:
+                replies = list(pool.map(lambda number: server.chat(headers={"x-workflow-id": f"w{number}"}), range(4)))
         assert [reply.status_code for reply in replies] == [200] * 4
         assert {answer(reply) for reply in replies} == {answer(first)}
         assert {reply.headers["x-engine-id"] for reply in replies} != {engine["id"]}

@@ -137,8 +137,8 @@ class LedgerMachine(RuleBasedStateMachine):
         for workflow, owner in ledger.owners.items():
             nodes: set[Any] = self.tree.owned(workflow)
             assert set(owner.nodes()) == nodes
-            assert owner.tips <= nodes
-            assert {node for node in nodes if not any(child in nodes for child in node.children)} <= owner.tips
+            assert owner.tips.keys() <= nodes
+            assert {node for node in nodes if not any(child in nodes for child in node.children)} <= owner.tips.keys()
 
 
 LedgerMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40)

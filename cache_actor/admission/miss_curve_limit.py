@@ -92,10 +92,13 @@ class MissCurve(PressureLimit):
 
     def _first(self, signals: Signals) -> float | None:
         best = self._best()
-        if self._recomputing < self._start or signals.admitted <= best:
+        if self._recomputing < self._start or best >= min(signals.admitted, self.recent.admitted):
             return None
         self._found = best
         return self._fit(signals)
+
+    def _is_idle(self, signals: Signals) -> bool:
+        return self.number is not None and signals.admitted < self.number - 1.0 and self._recomputing < self._start / 2
 
     def _next(self, number: float, signals: Signals, seconds: float) -> float:
         best = self._best()

@@ -9,7 +9,7 @@ from cache_actor.admission.recent import Recent
 
 # A whole limit follows the number that is found when it is this far away, so that it does not flutter.
 SLACK = 0.75
-# A found number that nobody has needed for so long is forgotten, in seconds.
+# A found number that has not been needed for so long is forgotten, in seconds.
 CALM_S = 10.0
 
 
@@ -37,7 +37,7 @@ class PressureLimit(LimitController):
             self.recent, self.number, self._limit, self._calm_s = Recent(), None, None, 0.0
             return None
         seconds = signals.at - before.at
-        calm = signals.regret == before.regret and not signals.held
+        calm = not signals.held and (signals.regret == before.regret or self._is_idle(signals))
         self._calm_s = self._calm_s + seconds if calm else 0.0
         if self._calm_s >= CALM_S:
             self.number = self._limit = None
@@ -51,6 +51,10 @@ class PressureLimit(LimitController):
     def explain(self) -> dict[str, float]:
         figures = {"regret_share": self.recent.regret_share, "prefill_share": self.recent.prefill_share}
         return figures if self.number is None else figures | {"number": self.number}
+
+    def _is_idle(self, signals: Signals) -> bool:
+        """Whether the number, which keeps nobody out, is not needed although something was computed again."""
+        return False
 
     @abstractmethod
     def _first(self, signals: Signals) -> float | None:

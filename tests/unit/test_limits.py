@@ -18,11 +18,12 @@ class Engine:
     """Holds the contexts of `room` workflows of 1,000 tokens; of what is inside beyond that, all is computed again.
 
     It always has 60 workflows to run, of which those wait that are not let in. Each wants 20 new tokens a second, and
-    so does its answer; a second of prefill brings 3,000.
+    so does its answer; a second of prefill brings 3,000. `stray` tokens of workflows that have ended are computed again
+    each second, whoever is inside.
     """
 
-    def __init__(self, room: int = 12, wanted: int = 60) -> None:
-        self.room, self.wanted = room, wanted
+    def __init__(self, room: int = 12, wanted: int = 60, stray: int = 0) -> None:
+        self.room, self.wanted, self.stray = room, wanted, stray
         self.now = Signals(0.0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, room * CONTEXT, 0)
 
     def run(self, controller: LimitController, seconds: int) -> list[int | None]:
@@ -32,7 +33,7 @@ class Engine:
             limit = controller.observe(self.now)
             inside = self.wanted if limit is None else min(limit, self.wanted)
             evicted = 0 if inside <= self.room else (inside - self.room) / inside
-            again = round(inside * evicted * CONTEXT / 4)
+            again = round(inside * evicted * CONTEXT / 4) + self.stray
             new = 20 * inside
             prefill = min(1.0, (new + again) / 3000)
             done = min(1.0, 3000 / max(1, new + again))
@@ -82,6 +83,18 @@ class TestMissCurve:
         settled = [limit or 60 for limit in Engine(room).run(make_controller("miss-curve"), 600)[-200:]]
         assert room <= min(settled)
         assert max(settled) <= 2 * room
+
+    def test_what_ended_workflows_have_left_and_is_missed_limits_nobody(self) -> None:
+        engine, controller = Engine(stray=150), make_controller("miss-curve")
+        for wanted in (4, 11) * 40:
+            engine.wanted = wanted
+            assert set(engine.run(controller, 3)) == {None}
+
+    def test_a_limit_that_keeps_nobody_out_is_forgotten_while_little_is_computed_again(self) -> None:
+        engine, controller = Engine(), make_controller("miss-curve")
+        engine.run(controller, 120)
+        engine.wanted, engine.stray = 3, 30
+        assert engine.run(controller, 300)[-1] is None
 
     def test_the_second_look_at_a_crowd_already_limits_it(self) -> None:
         limits = Engine().run(make_controller("miss-curve"), 5)

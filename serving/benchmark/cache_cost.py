@@ -10,12 +10,14 @@ import math
 import statistics
 from collections import defaultdict
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Literal
 
 from serving.benchmark.budgets import Budget, Figures
 from serving.benchmark.cache_parts import LARGE, SMALL, Progress, measure_parts
 from serving.benchmark.engine_process import EngineProcess, Job
 from serving.config import AppConfig, CacheConfig, ModelConfig, RandomQwen3Config
+
+Backend = Literal["forecache", "sglang"]
 
 AT_ONCE = 32
 TURNS = 4
@@ -42,25 +44,32 @@ BUDGETS = (
 )
 
 
-def measure_engines(rounds: int, requests: int, hicache: bool, progress: Progress) -> Figures:
-    """Throughput and time to first token, forecache over stock: medians of the rounds' ratios.
+def measure_engines(starts: int, rounds: int, requests: int, hicache: bool, progress: Progress) -> Figures:
+    """Throughput and time to first token, forecache over stock: medians of the ratios of all rounds of all starts.
+
+    Two starts of one engine differ by more than two rounds of a start do, and of two engines that which is started
+    first has been the faster one: the first is now the one, now the other.
 
     Raises:
         EngineProcessError: an engine did not start or ended.
     """
     kind = "with HiCache" if hicache else "without HiCache"
-    progress(f"engines {kind}: starting two")
     samples: dict[str, list[float]] = defaultdict(list)
-    with ExitStack() as stack:
-        configs = [_config(backend, hicache, requests) for backend in ("forecache", "sglang")]
-        engines = [stack.enter_context(EngineProcess(config)) for config in configs]
-        for engine in engines:
-            engine.ready()
-        for number in range(rounds + 1):
-            progress(f"engines {kind}: " + (f"round {number} of {rounds}" if number else "warming up"))
-            ratios = _round(engines[0], engines[1], number, requests)
-            for name, ratio in ratios.items() if number else ():
-                samples[name].append(ratio)
+    for start in range(starts):
+        told = f"engines {kind}, start {start + 1} of {starts}: "
+        progress(told + "two are coming up")
+        with ExitStack() as stack:
+            engines: dict[Backend, EngineProcess] = {}
+            order: tuple[Backend, ...] = ("sglang", "forecache") if start % 2 else ("forecache", "sglang")
+            for backend in order:
+                engines[backend] = stack.enter_context(EngineProcess(_config(backend, hicache, requests)))
+            for engine in engines.values():
+                engine.ready()
+            for number in range(rounds + 1):
+                progress(told + (f"round {number} of {rounds}" if number else "warming up"))
+                ratios = _round(engines["forecache"], engines["sglang"], number, requests)
+                for name, ratio in ratios.items() if number else ():
+                    samples[name].append(ratio)
     suffix = "_hicache" if hicache else ""
     figures = {f"{name}_ratio{suffix}": statistics.median(ratios) for name, ratios in samples.items()}
     return figures | {f"{name}_spread{suffix}": max(ratios) - min(ratios) for name, ratios in samples.items()}
@@ -87,7 +96,7 @@ def _round(ours: EngineProcess, stock: EngineProcess, number: int, requests: int
     }
 
 
-def _config(backend: Any, hicache: bool, requests: int) -> AppConfig:
+def _config(backend: Backend, hicache: bool, requests: int) -> AppConfig:
     engine: dict[str, Any] = {
         "max_total_tokens": requests * 256 + 8192,  # no pressure: every call of a job stays
         "max_running_requests": AT_ONCE,
@@ -104,15 +113,14 @@ def _config(backend: Any, hicache: bool, requests: int) -> AppConfig:
     )
 
 
-def measure(rounds: int, requests: int, engines: bool, progress: Progress) -> Figures:
-    """All figures, or without engines those that need none, in the order of `BUDGETS` and then the rest.
+def measure(rounds: int, requests: int, starts: int, progress: Progress) -> Figures:
+    """All figures, or with no `starts` of engines those that need none, in the order of `BUDGETS` and then the rest.
 
     Raises:
         EngineProcessError: an engine did not start or ended.
     """
     figures = measure_parts(rounds, progress)
-    if engines:
-        for hicache in (False, True):
-            figures |= measure_engines(rounds, requests, hicache, progress)
+    for hicache in (False, True) if starts else ():
+        figures |= measure_engines(starts, rounds, requests, hicache, progress)
     names = [budget.name for budget in BUDGETS if budget.name in figures]
     return {name: figures[name] for name in [*names, *(name for name in figures if name not in names)]}

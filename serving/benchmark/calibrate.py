@@ -36,6 +36,7 @@ PLAN_CALLS = 4
 PLAN_DECODE_TOKENS = 256
 PLAN_PERIOD_S = 0.02
 PLAN_LIFE_S = 60.0
+PLANS_AHEAD = 10_000
 LINK_TOKENS = 4096
 # Where no host tier is, loads do not occur; any large number will do.
 NO_LINK_TOKENS_PER_S = 1e9
@@ -84,8 +85,9 @@ class Calibration:
         self._rounds = rounds
         self._progress = progress
         self._random = random.Random(time.time_ns())
-        # An engine refuses a plan that is not newer than the last; these are, after a restart of ours, too.
-        self._plan_numbers = itertools.count(time.time_ns() // 1_000_000)
+        # An engine refuses a plan that is not newer than the last; these are, after a restart of ours, too, and than
+        # one of a coordinator that is still on its way.
+        self._plan_numbers = itertools.count(time.time_ns() // 1_000_000 + PLANS_AHEAD)
 
     async def run(self, name: str, source: str) -> Costs:
         """All of it, in some minutes.
@@ -246,7 +248,8 @@ def calibrate(base_url: str, name: str, vocabulary: range, rounds: int, progress
             def send(plan: EnginePlan) -> Awaitable[EngineReport]:
                 return target.send(engine, plan)
 
-            return await Calibration(http, send, target.model, vocabulary, rounds, progress).run(name, source)
+            async with target.without_coordinator(http):
+                return await Calibration(http, send, target.model, vocabulary, rounds, progress).run(name, source)
 
     try:
         with RunningEndpoint(base_url) as endpoint:

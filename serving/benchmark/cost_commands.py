@@ -40,9 +40,11 @@ def soak(
 
 
 def cache_cost(
-    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many rounds.")] = 5,
+    starts: Annotated[
+        int, typer.Option(min=0, help="Engines are started so often, some two minutes each time; 0: none are.")
+    ] = 4,
+    rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many rounds, of each start.")] = 3,
     requests: Annotated[int, typer.Option(min=1, help="Calls that each engine answers in a round.")] = 400,
-    engine: Annotated[bool, typer.Option("--engine/--no-engine", help="Also start engines, some minutes.")] = True,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -55,7 +57,7 @@ def cache_cost(
 
     try:
         with _measuring() as told:
-            figures = cost.measure(rounds, requests, engine, told)
+            figures = cost.measure(rounds, requests, starts, told)
     except EngineProcessError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

@@ -78,3 +78,33 @@ class TestRouter:
         monkeypatch.setattr(engines, "HEARD_LIMIT_S", 0.0)
         with pytest.raises(EnginesError, match="does a coordinator run"):
             await Target("t", "http://here/v1/", "model", None).route_by(self.ingress(None), "workflow", {})
+
+
+class TestWithoutCoordinator:
+    def ingress(self, mode: str | None) -> httpx.AsyncClient:
+        """An ingress with a coordinator in a mode, or with none."""
+        self.modes = [mode]
+
+        def answer(request: httpx.Request) -> httpx.Response:
+            if mode is None:
+                return httpx.Response(404, json={"error": {"message": "there is no coordinator"}})
+            if request.method == "POST":
+                self.modes.append(json.loads(request.content)["mode"])
+            return httpx.Response(200, json={"mode": self.modes[-1]})
+
+        return httpx.AsyncClient(base_url="http://here/v1/", transport=httpx.MockTransport(answer))
+
+    @pytest.mark.parametrize("mode", ["on", "shadow", "off"])
+    async def test_it_is_off_meanwhile_and_then_as_it_was_whatever_happens(self, mode: str) -> None:
+        target, http = Target("t", "http://here/v1/", "model", None), self.ingress(mode)
+        with pytest.raises(RuntimeError, match="in between"):
+            async with target.without_coordinator(http):
+                assert self.modes[-1] == "off"
+                raise RuntimeError("in between")
+        assert self.modes[-1] == mode
+
+    async def test_where_there_is_none_nothing_is_switched(self) -> None:
+        target, http = Target("t", "http://here/v1/", "model", None), self.ingress(None)
+        async with target.without_coordinator(http):
+            pass
+        assert self.modes == [None]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import os
 import socket
 import time
 from collections import OrderedDict
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -57,6 +59,23 @@ class Target:
     async def coordinator(self, http: httpx.AsyncClient) -> dict[str, Any]:
         """GET /v1/coordinator. Raises EnginesError."""
         return await self._ask(http, "GET", "coordinator")
+
+    @contextlib.asynccontextmanager
+    async def without_coordinator(self, http: httpx.AsyncClient) -> AsyncIterator[None]:
+        """Meanwhile a coordinator, if there is one, sends no plans. Raises EnginesError."""
+        try:
+            reply = await http.get("coordinator", timeout=ASK_LIMIT_S)
+        except httpx.HTTPError as error:
+            raise EnginesError(f"{self.url}coordinator does not answer: {type(error).__name__}: {error}") from error
+        if reply.status_code == httpx.codes.NOT_FOUND:
+            yield
+            return
+        mode = (await self.coordinator(http))["mode"]
+        await self._ask(http, "POST", "coordinator", {"mode": "off"})
+        try:
+            yield
+        finally:
+            await self._ask(http, "POST", "coordinator", {"mode": mode})
 
     async def find_limits_anew(self, http: httpx.AsyncClient) -> None:
         """What was found of how many workflows the engines can carry is forgotten. Raises EnginesError."""

@@ -19,6 +19,8 @@ RAREST, MOST_FREQUENT = 7.0, 0.05
 # logarithm of the number has had this variance. In per cent for a per cent, it is at least and at most so much.
 MEMORY, TRUST = 8.0, 0.03
 LOWEST, HIGHEST = 1.0, 5.0
+# An engine that works for a lesser share of the time bears more than it has: nobody need wait.
+BUSY = 0.95
 # With a lesser share of what is computed there is nothing to learn from.
 LEAST_REGRET = 0.01
 
@@ -38,7 +40,8 @@ class MissCurve(PressureLimit):
     misses make more misses: `steep`, and where nearly all is missed whatever keeps kL at `least`. That much is
     expected; how recomputation has followed the number as it went up and down corrects kL.
 
-    The best z gives the number. It is for contexts as they were on the mean; while those inside are longer it is less.
+    The best z gives the number, as long as the engine has hardly any idle time; one that has bears more, whatever it
+    computes again. The number is for contexts as they were on the mean; while those inside are longer it is less.
 
     Args:
         steep: k, at least 1.
@@ -92,7 +95,7 @@ class MissCurve(PressureLimit):
 
     def _first(self, signals: Signals) -> float | None:
         best = self._best()
-        if self._recomputing < self._start or best >= min(signals.admitted, self.recent.admitted):
+        if self._recomputing < self._start or self.recent.busy_share < BUSY or signals.admitted <= best:
             return None
         self._found = best
         return self._fit(signals)
@@ -108,8 +111,10 @@ class MissCurve(PressureLimit):
         return self._fit(signals)
 
     def _best(self) -> float:
-        """The number by the curve, at least 1."""
+        """The number by the curve, at least 1; while the engine is not busy, the most that is believed."""
         recent = self.recent
+        if recent.busy_share < BUSY:
+            return max(1.0, recent.admitted / TIMES_FEWER[0])
         again, other = self._recomputing, 1.0 - recent.prefill_share
         fill = self._fill
         steep = self._reaction / fill

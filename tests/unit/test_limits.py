@@ -18,12 +18,12 @@ class Engine:
     """Holds the contexts of `room` workflows of 1,000 tokens; of what is inside beyond that, all is computed again.
 
     It always has 60 workflows to run, of which those wait that are not let in. Each wants 20 new tokens a second, and
-    so does its answer; a second of prefill brings 3,000. `stray` tokens of workflows that have ended are computed again
-    each second, whoever is inside.
+    so does its answer; a second of prefill brings 3,000. It decodes for the share `decode` of the time, or for as much
+    as prefill leaves. `stray` tokens of workflows that have ended are computed again each second, whoever is inside.
     """
 
-    def __init__(self, room: int = 12, wanted: int = 60, stray: int = 0) -> None:
-        self.room, self.wanted, self.stray = room, wanted, stray
+    def __init__(self, room: int = 12, wanted: int = 60, stray: int = 0, decode: float = 1.0) -> None:
+        self.room, self.wanted, self.stray, self.decode = room, wanted, stray, decode
         self.now = Signals(0.0, 0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0, 0, room * CONTEXT, 0)
 
     def run(self, controller: LimitController, seconds: int) -> list[int | None]:
@@ -43,7 +43,7 @@ class Engine:
                 admitted=inside,
                 held=self.wanted - inside,
                 prefill_s=self.now.prefill_s + prefill,
-                busy_s=self.now.busy_s + min(1.0, prefill + 0.2),
+                busy_s=self.now.busy_s + min(1.0, prefill + self.decode),
                 computed=self.now.computed + round(done * (new + again)),
                 regret=self.now.regret + round(done * again),
                 reused=self.now.reused + round(done * inside * (1.0 - evicted) * CONTEXT / 4),
@@ -85,10 +85,16 @@ class TestMissCurve:
         assert max(settled) <= 2 * room
 
     def test_what_ended_workflows_have_left_and_is_missed_limits_nobody(self) -> None:
-        engine, controller = Engine(stray=150), make_controller("miss-curve")
+        engine, controller = Engine(stray=150, decode=0.5), make_controller("miss-curve")
         for wanted in (4, 11) * 40:
             engine.wanted = wanted
             assert set(engine.run(controller, 3)) == {None}
+
+    def test_nobody_is_kept_waiting_by_an_engine_that_has_idle_time(self) -> None:
+        engine, controller = Engine(decode=0.0), make_controller("miss-curve")
+        limits = [limit or 60 for limit in engine.run(controller, 600)[-200:]]
+        fills_its_time = 20  # 400 new tokens a second and 2,000 computed again, of 3,000
+        assert sum(limits) / len(limits) >= fills_its_time
 
     def test_a_limit_that_keeps_nobody_out_is_forgotten_while_little_is_computed_again(self) -> None:
         engine, controller = Engine(), make_controller("miss-curve")

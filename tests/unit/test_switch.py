@@ -97,10 +97,14 @@ class TestWithoutCoordinator:
     @pytest.mark.parametrize("mode", ["on", "shadow", "off"])
     async def test_it_is_off_meanwhile_and_then_as_it_was_whatever_happens(self, mode: str) -> None:
         target, http = Target("t", "http://here/v1/", "model", None), self.ingress(mode)
-        with pytest.raises(RuntimeError, match="in between"):
+
+        async def fail() -> None:
             async with target.without_coordinator(http):
                 assert self.modes[-1] == "off"
                 raise RuntimeError("in between")
+
+        with pytest.raises(RuntimeError, match="in between"):
+            await fail()
         assert self.modes[-1] == mode
 
     async def test_where_there_is_none_nothing_is_switched(self) -> None:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from cache_actor.admission.base import Signals, register
 from cache_actor.admission.pressure import PressureLimit, capacity
+from cache_actor.admission.recent import Recent
 from cache_actor.admission.slope import Slope
 
 # The number moves to what the curve says in this share of the time that tokens stay in the cache.
@@ -19,8 +20,9 @@ RAREST, MOST_FREQUENT = 7.0, 0.05
 # logarithm of the number has had this variance. In per cent for a per cent, it is at least and at most so much.
 MEMORY, TRUST = 8.0, 0.03
 LOWEST, HIGHEST = 1.0, 5.0
-# An engine that works for a lesser share of the time bears more than it has: nobody need wait.
-BUSY = 0.95
+# An engine that works for a lesser share of the time bears more than it has: nobody need wait. The time is so many
+# seconds, or as long as tokens stay in the cache: over less, each burst that it works off by itself would be too much.
+BUSY, BUSY_S = 0.95, 30.0
 # With a lesser share of what is computed there is nothing to learn from.
 LEAST_REGRET = 0.01
 
@@ -61,9 +63,14 @@ class MissCurve(PressureLimit):
         self._steep, self._least, self._start, self._now = steep, least, start, now
         self._found = 1.0
         self._slope = Slope()
+        self._longer = Recent()
 
     def observe(self, signals: Signals) -> int | None:
         before = self._before
+        if before is not None and signals.at != before.at:
+            memory_s = max(BUSY_S, self.recent.residence_s(capacity(signals)))
+            if not self._longer.add(before, signals, memory_s):
+                self._longer = Recent()
         limit = super().observe(signals)
         recent = self.recent
         if before is not None and recent.seconds > 0.0 and recent.admitted >= 1.0 and signals.at > before.at:
@@ -75,7 +82,12 @@ class MissCurve(PressureLimit):
 
     def explain(self) -> dict[str, float]:
         recent = self.recent
-        figures = {"recomputing": self._recomputing, "missed": recent.missed_share, "inside": recent.admitted}
+        figures = {
+            "busy": self._longer.busy_share,
+            "recomputing": self._recomputing,
+            "missed": recent.missed_share,
+            "inside": recent.admitted,
+        }
         return super().explain() | figures | {"best": self._best(), "reaction": self._reaction}
 
     @property
@@ -95,7 +107,7 @@ class MissCurve(PressureLimit):
 
     def _first(self, signals: Signals) -> float | None:
         best = self._best()
-        if self._recomputing < self._start or self.recent.busy_share < BUSY or signals.admitted <= best:
+        if self._recomputing < self._start or self._longer.busy_share < BUSY or signals.admitted <= best:
             return None
         self._found = best
         return self._fit(signals)
@@ -113,7 +125,7 @@ class MissCurve(PressureLimit):
     def _best(self) -> float:
         """The number by the curve, at least 1; while the engine is not busy, the most that is believed."""
         recent = self.recent
-        if recent.busy_share < BUSY:
+        if self._longer.busy_share < BUSY:
             return max(1.0, recent.admitted / TIMES_FEWER[0])
         again, other = self._recomputing, 1.0 - recent.prefill_share
         fill = self._fill

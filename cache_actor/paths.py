@@ -58,8 +58,10 @@ class CallPath:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and output of the latest call of which they are known; 0 before there is one."""
-        return next((tokens for row in range(len(self.agents) - 1, -1, -1) if (tokens := self._tokens(row))), 0)
+        """Tokens of prompt and output of the latest call of which they are known; 0 before there is one. A call that
+        failed has left nothing: engines refuse prompts that are longer than they can ever hold."""
+        calls = range(len(self.agents) - 1, -1, -1)
+        return next((tokens for call in calls if not self._failed(call) and (tokens := self._tokens(call))), 0)
 
     @property
     def growth(self) -> float:
@@ -131,6 +133,9 @@ class CallPath:
             for agent, row in zip(self.agents, np.array(self._numbers).reshape(-1, _FIELDS), strict=True)
         )
         return WorkflowTrace(workflow, calls, ending, self.started_at)
+
+    def _failed(self, call: int) -> bool:
+        return self._numbers[_FIELDS * call + 1] == 0.0
 
     def _tokens(self, call: int) -> int:
         row = _FIELDS * call

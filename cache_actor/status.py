@@ -24,6 +24,7 @@ def engine_status(engine: EngineState, costs: WorkCosts, ingresses: Ingresses, n
         "waiting": engine.waiting,
         "orders": len(engine.orders),
         "pending_tokens": engine.pending_tokens,
+        "needed_tokens": engine.needed,
         "draining": engine.draining,
         "prefill_token_ms": round(1000 * costs.prefill_token_s, 4),
         "running_call_s": round(costs.running_call_s, 4),

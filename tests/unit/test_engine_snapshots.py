@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from coordinator_reports import MadeUpEngine, began, cache_report, over
@@ -62,6 +63,13 @@ def test_contexts_count_beyond_their_agents_anchors_and_anchors_once(desk: Desk)
     assert told.anchors == {"coder": 40}
     assert told.needed_tokens == 3 * (410 - 40) + 40
     assert desk.told()["f"].needed_tokens == 0
+
+
+def test_a_prompt_that_was_refused_as_too_long_is_nothing_that_an_engine_has_to_hold(desk: Desk) -> None:
+    desk.hear("e", began("w", tokens=90_000))
+    desk.hear("e", replace(over("w", tokens=90_000), output_tokens=0))
+    desk.told()
+    assert desk.told()["e"].needed_tokens == 0
 
 
 def test_anchors_of_agents_that_have_not_called_for_long_are_not_told(desk: Desk) -> None:

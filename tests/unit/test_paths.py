@@ -104,6 +104,17 @@ class TestContext:
         path.over("coder", 104.0, 1400, 50)
         assert (path.context, path.growth) == (1450, 400.0)
 
+    def test_a_call_that_was_refused_has_left_nothing(self) -> None:
+        path = CallPath()
+        path.began("planner", 1.0, 90_000)  # more than any engine holds
+        assert path.over("planner", 1.1, 90_000, 0)
+        assert (path.context, path.growth) == (0, 0.0)
+        path.began("planner", 2.0, 1000)
+        path.over("planner", 3.0, 1000, 50)
+        path.began("coder", 4.0, 90_000)
+        path.over("coder", 4.1, 90_000, 0)
+        assert path.context == 1050
+
     def test_one_that_shrinks_does_not_grow(self) -> None:
         path = CallPath()
         for at, tokens in ((100.0, 1000), (102.0, 200)):

@@ -15,8 +15,8 @@ os.environ.setdefault("RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S", "60")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A machine has one Serve: first the tests that start their own. Then those on the shared one: first how its engines
-    share a load, before what others do has been measured as the cost of a call there; last those that kill engines."""
+    """A machine has one Serve: first the tests that start their own. Then those on the shared one: first how its
+    engines share a load, before what others do is measured as what calls cost; last those that kill engines."""
 
     def place(item: pytest.Item) -> tuple[bool, int]:
         shared = "server" in getattr(item, "fixturenames", ())

@@ -38,7 +38,7 @@ class EngineSnapshot:
         needed_tokens: what the contexts of its workflows amount to, anchors counted once.
         capacity_tokens: of its device pool.
         draining: takes no new workflow, and those that are there leave.
-        prefill_token_s, running_call_s: what was measured there of `serving.routing.scoring.Rates`; 0: nothing yet.
+        prefill_token_s, running_call_s: what work costs there, see `work_rates.costs_of`; 0: not measured yet.
     """
 
     engine: str

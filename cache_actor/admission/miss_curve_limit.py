@@ -112,7 +112,7 @@ class MissCurve(PressureLimit):
         self._found = best
         return self._fit(signals)
 
-    def _is_idle(self, signals: Signals) -> bool:
+    def _is_unneeded(self, signals: Signals) -> bool:
         return self.number is not None and signals.admitted < self.number - 1.0 and self._recomputing < self._start / 2
 
     def _next(self, number: float, signals: Signals, seconds: float) -> float:

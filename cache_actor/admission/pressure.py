@@ -37,7 +37,7 @@ class PressureLimit(LimitController):
             self.recent, self.number, self._limit, self._calm_s = Recent(), None, None, 0.0
             return None
         seconds = signals.at - before.at
-        calm = not signals.held and (signals.regret == before.regret or self._is_idle(signals))
+        calm = not signals.held and (signals.regret == before.regret or self._is_unneeded(signals))
         self._calm_s = self._calm_s + seconds if calm else 0.0
         if self._calm_s >= CALM_S:
             self.number = self._limit = None
@@ -52,7 +52,7 @@ class PressureLimit(LimitController):
         figures = {"regret_share": self.recent.regret_share, "prefill_share": self.recent.prefill_share}
         return figures if self.number is None else figures | {"number": self.number}
 
-    def _is_idle(self, signals: Signals) -> bool:
+    def _is_unneeded(self, signals: Signals) -> bool:
         """Whether the number, which keeps nobody out, is not needed although something was computed again."""
         return False
 

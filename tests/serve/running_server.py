@@ -146,9 +146,7 @@ class Server:
             while not over.wait(0.5):
                 for process in self.processes():
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        if process.pid not in silenced and "CacheCoordinator" in process.name() + str(
-                            process.cmdline()
-                        ):
+                        if process.pid not in silenced and "CacheCoordinator" in str(process.cmdline()):
                             process.suspend()
                             silenced[process.pid] = process
 

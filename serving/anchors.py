@@ -36,8 +36,8 @@ class AnchorBook:
     def __init__(self) -> None:
         self._found: OrderedDict[str, _Found] = OrderedDict()
 
-    def called(self, agent: str, workflow: str, prompt: Sequence[int]) -> None:
-        """A call of an agent begins."""
+    def answered(self, agent: str, workflow: str, prompt: Sequence[int]) -> None:
+        """A call of an agent was answered, so the engine can hold its prompt."""
         found = self._found.get(agent)
         if found is not None and found.workflow == workflow:
             self._found.move_to_end(agent)  # its own context grows, and says nothing of the anchor
@@ -53,7 +53,7 @@ class AnchorBook:
         common = _common(found.ids, ids)
         if common < MIN_TOKENS:
             del self._found[agent]
-            self.called(agent, workflow, prompt)
+            self.answered(agent, workflow, prompt)
             return
         found.ids, found.workflow = found.ids[:common], workflow
         found.workflows += 1

@@ -53,10 +53,8 @@ class CallLog:
         """The engine holds nothing any more: to the coordinator it is another one from now on."""
         self.epoch += 1
 
-    def began(self, identity: RequestIdentity, at: float, prompt: Sequence[int]) -> None:
-        """A call begins; `at` in seconds since 1970, `prompt` its token ids, empty if not known yet."""
-        prompt_tokens = len(prompt)
-        self._anchors.called(identity.agent, identity.workflow, prompt)
+    def began(self, identity: RequestIdentity, at: float, prompt_tokens: int) -> None:
+        """A call begins; `at` in seconds since 1970, its prompt's length 0 if not known yet."""
         _, path = self._paths.setdefault(identity.workflow, (identity.parent, CallPath()))
         self._paths.move_to_end(identity.workflow)
         while len(self._paths) > self._max_workflows:
@@ -65,8 +63,12 @@ class CallLog:
         self._ended.pop(identity.workflow, None)
         self._add(CallEvent(identity.workflow, identity.agent, False, at, prompt_tokens, parent=identity.parent))
 
-    def over(self, identity: RequestIdentity, at: float, usage: Usage) -> None:
-        """A call that has begun is over, in whatever way."""
+    def over(self, identity: RequestIdentity, at: float, usage: Usage, prompt: Sequence[int] = ()) -> None:
+        """A call that has begun is over, in whatever way; `prompt` its token ids, empty if not known."""
+        if (
+            usage.output_tokens
+        ):  # a prompt that the engine refused, or never computed, is no example of what it can hold
+            self._anchors.answered(identity.agent, identity.workflow, prompt)
         known = self._paths.get(identity.workflow)
         if known is not None:
             known[1].over(identity.agent, at, usage.prompt_tokens, usage.output_tokens)

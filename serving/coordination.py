@@ -87,13 +87,13 @@ class Coordination:
         self._applying: set[asyncio.Task[None]] = set()
         self._priorities: OrderedDict[str, int] = OrderedDict()
 
-    def began(self, identity: RequestIdentity, prompt: Sequence[int]) -> None:
-        self._log.began(identity, time.time(), prompt)
+    def began(self, identity: RequestIdentity, prompt_tokens: int) -> None:
+        self._log.began(identity, time.time(), prompt_tokens)
         self._news.set()
 
-    def over(self, identity: RequestIdentity, usage: Usage) -> None:
+    def over(self, identity: RequestIdentity, usage: Usage, prompt: Sequence[int]) -> None:
         """Told with what comes next, or after a while: it changes little of what an engine should do now."""
-        self._log.over(identity, time.time(), usage)
+        self._log.over(identity, time.time(), usage, prompt)
         if self._later is None:
             self._later = asyncio.get_running_loop().call_later(self._config.over_s, self._news.set)
 

@@ -222,12 +222,15 @@ class EngineReplica:
 
     async def _pump(self, call: EngineCall, parts: Parts) -> None:
         usage, coordination, identity = Usage(), self._coordination, call.identity
+        ids: Sequence[int] = ()
         self._workflows.began(identity, time.monotonic())
 
         def begun(prompt: Sequence[int]) -> None:
+            nonlocal ids
+            ids = prompt
             self._demand.began(call.rid, identity.workflow, len(prompt), time.monotonic())
             if coordination is not None:
-                coordination.began(identity, prompt)
+                coordination.began(identity, len(prompt))
 
         priority = MIDDLE_PRIORITY if coordination is None else coordination.priority(identity.workflow)
         try:
@@ -244,7 +247,7 @@ class EngineReplica:
             self._demand.over(call.rid, time.monotonic())
             self._workflows.over(identity, time.monotonic())
             if usage.began and coordination is not None:
-                coordination.over(identity, usage)
+                coordination.over(identity, usage, ids)
 
     async def _warm_up(self, ids: list[int]) -> bool:
         """Computes an anchor, if nobody waits for the engine."""

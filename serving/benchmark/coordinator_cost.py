@@ -84,7 +84,7 @@ class MadeUpEngine:
         workflow, agent = self._living[place]
         identity = RequestIdentity(workflow, f"agent-{agent}")
         now = time.time()
-        self._log.began(identity, now, ())
+        self._log.began(identity, now, 0)
         self._log.over(identity, now, Usage(True, 2000, 100, 1500, 200))
         if len(self._living) == WORKFLOWS_PER_ENGINE and rng.random() < 1 / MEAN_CALLS:
             self._log.end(workflow, "final")

@@ -18,7 +18,7 @@ from cache_actor.policies import VALUE_ONE
 from serving.calls import EngineQuery
 
 AGENTS = ("planner", "coder", "tester", "reviewer")
-POLICIES = ("lifecycle", "lookahead", "lookahead", "lru")
+POLICIES = ("lifecycle", "lookahead", "reuse", "reuse", "survival", "lru")
 DEPLOYMENT, APPLICATION = "EngineReplica", "forecache"
 
 

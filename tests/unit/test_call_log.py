@@ -12,7 +12,7 @@ from cache_actor.messages import (
     SyncReport,
     encode,
 )
-from serving.call_log import ENDED_TOLD, MAX_ENDED, MAX_EVENTS, SEEN_CALLS, SEEN_WORKFLOWS, CallLog
+from serving.call_log import ANCHORS_TOLD, ENDED_TOLD, MAX_ENDED, MAX_EVENTS, SEEN_CALLS, SEEN_WORKFLOWS, CallLog
 from serving.calls import Usage
 from serving.coordination import IN_FLIGHT
 from serving.health import Load
@@ -28,7 +28,7 @@ def who(workflow: str, agent: str = "coder") -> RequestIdentity:
 def played(log: CallLog, workflows: int, calls: int = 3) -> None:
     for number in range(workflows):
         for place in range(calls):
-            log.began(who(f"w{number}", f"a{place}"), 100.0 + place, range(10))
+            log.began(who(f"w{number}", f"a{place}"), 100.0 + place, 10)
             log.over(who(f"w{number}", f"a{place}"), 100.5 + place, Usage(True, 12, 3, 4, 5))
 
 
@@ -94,10 +94,24 @@ class TestReports:
     def test_it_is_bounded(self) -> None:
         log = CallLog("e", 7, 10)
         for number in range(MAX_EVENTS + 100):
-            log.began(who(f"w{number}"), 1.0, ())
+            log.began(who(f"w{number}"), 1.0, 0)
         report = log.report(Load())
         assert len(report.events) <= MAX_EVENTS
         assert len(report.seen) <= 10
+
+    def test_anchors_are_learned_of_answers_alone(self) -> None:
+        log, prompt = CallLog("e", 7, 100), range(100)
+
+        def call(number: int, usage: Usage) -> None:
+            log.began(who(f"w{number}"), 1.0, len(prompt))
+            log.over(who(f"w{number}"), 2.0, usage, prompt)
+
+        for number in range(10):
+            call(number, Usage(True, len(prompt)))  # refused: longer than what the engine can hold
+        assert log.report(Load()).anchors == []
+        for number in range(10):
+            call(number, Usage(True, len(prompt), 1))
+        assert [(one.agent, len(one.ids)) for one in log.report(Load()).anchors] == [("coder", 4 * len(prompt))]
 
 
 class TestSize:
@@ -107,12 +121,14 @@ class TestSize:
         def long(number: int) -> str:
             return f"{number:04}".ljust(MAX_ID_CHARACTERS, "\N{OLD PERSIAN SIGN A}")
 
-        def call(workflow: int, agent: int) -> None:
-            log.began(RequestIdentity(long(workflow), long(agent), parent=long(5)), 1.0, range(9000))
+        def call(workflow: int, agent: int) -> RequestIdentity:
+            identity = RequestIdentity(long(workflow), long(agent), parent=long(5))
+            log.began(identity, 1.0, 9000)
+            return identity
 
         for workflow in range(SEEN_WORKFLOWS + 5):
             for agent in range(SEEN_CALLS):
-                call(workflow, agent)
+                log.over(call(workflow, agent), 2.0, Usage(True, 9000, 1), range(9000))
         log.report(Load())
         log.tell_all()
         for number in range(MAX_EVENTS):
@@ -123,7 +139,9 @@ class TestSize:
         receipts = [Receipt(1 << 60, "rejected", 1 << 40, "x" * 80)] * MAX_RECEIPTS
         for _ in range(IN_FLIGHT):
             log.answered(EngineReport(1, True, "", receipts, {}, {}, {}, lost, 1))
-        assert len(encode(log.report(Load()))) < MAX_MESSAGE_BYTES
+        report = log.report(Load())
+        assert len(report.anchors) == ANCHORS_TOLD
+        assert len(encode(report)) < MAX_MESSAGE_BYTES
 
     def test_ends_are_told_in_parts_and_bounded(self) -> None:
         log = CallLog("e", 7, 100)
@@ -182,7 +200,7 @@ class TestLoss:
         played(log, 1)
         log.end("w0", "idle")
         report = log.report(Load())
-        log.began(who("w0"), 300.0, ())
+        log.began(who("w0"), 300.0, 0)
         log.lost(report)
         again = log.report(Load())
         assert again.ended == {}

@@ -144,8 +144,8 @@ def plan(number: int, **fields: Any) -> EnginePlan:
 
 class TestTalk:
     async def test_calls_are_reported_soon_and_silence_at_heartbeats(self, desk: Desk) -> None:
-        desk.talk.began(WHO, [1] * 10)
-        desk.talk.over(WHO, Usage(True, 10, 3, 4, 5))
+        desk.talk.began(WHO, 10)
+        desk.talk.over(WHO, Usage(True, 10, 3, 4, 5), ())
         await desk.until(lambda: sum(len(report.events) for report in desk.coordinator.reports) == 2)
         count = len(desk.coordinator.reports)
         await desk.until(lambda: len(desk.coordinator.reports) >= count + 3)
@@ -157,8 +157,8 @@ class TestTalk:
         talk = Coordination(config, desk.coordinator, desk.log, desk.scheduler, Load, desk.warm)  # type: ignore[arg-type]
         desk.task = asyncio.create_task(talk.run())
         for number in range(50):
-            talk.began(RequestIdentity(f"w{number}", "coder"), [1])
-            talk.over(RequestIdentity(f"w{number}", "coder"), Usage(True, 1, 1))
+            talk.began(RequestIdentity(f"w{number}", "coder"), 1)
+            talk.over(RequestIdentity(f"w{number}", "coder"), Usage(True, 1, 1), ())
             await asyncio.sleep(0.002)
         await desk.until(lambda: sum(len(report.events) for report in desk.coordinator.reports) == 100)
         assert len(desk.coordinator.reports) <= 6
@@ -193,7 +193,7 @@ class TestTalk:
         assert desk.talk.priority("w") == MIDDLE_PRIORITY
 
     async def test_a_coordinator_that_does_not_know_the_engine_is_told_all(self, desk: Desk) -> None:
-        desk.talk.began(WHO, [1] * 10)
+        desk.talk.began(WHO, 10)
         await desk.until(lambda: any(report.events for report in desk.coordinator.reports))
         desk.coordinator.answers = [SyncAnswer(EPOCH, True, None), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: any(report.seen for report in desk.coordinator.reports))
@@ -241,7 +241,7 @@ class TestTrouble:
         self, desk: Desk, answer: Exception | bytes | None
     ) -> None:
         desk.coordinator.answers = [answer, answer, SyncAnswer(EPOCH, True, plan(4)), SyncAnswer(EPOCH, False, None)]
-        desk.talk.began(WHO, [1] * 10)
+        desk.talk.began(WHO, 10)
         desk.talk.ended("v", "final")
         await desk.until(lambda: desk.scheduler.plans)
         assert desk.talk.connected
@@ -252,7 +252,7 @@ class TestTrouble:
         assert heard.number > 3  # so that whoever heard the first two knows that their answers were not
 
     async def test_a_scheduler_that_is_silent_is_told_anew(self, desk: Desk) -> None:
-        desk.talk.began(WHO, [1] * 10)
+        desk.talk.began(WHO, 10)
         desk.scheduler.silent = True
         desk.coordinator.answers = [SyncAnswer(EPOCH, False, plan(4)), SyncAnswer(EPOCH, False, None)]
         await desk.until(lambda: any(report.seen for report in desk.coordinator.reports))

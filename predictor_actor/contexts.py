@@ -15,12 +15,14 @@ FOLLOWERS = 6
 # Longer contexts do not fit a key.
 MAX_ORDER = 6
 WAYS = 8
-# Contexts that the table has room for, for each agent.
+# Contexts that the table has room for, for each agent, and sets that it has at least.
 CONTEXTS_PER_AGENT = 16
+LEAST_SETS = 32
 _BITS = 10
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _WORD = (1 << 64) - 1
 _SHIFT = 40
+_MIXED_BITS = 64 - _SHIFT
 assert 1 << _BITS > MAX_AGENTS + 1
 
 EMPTY = np.uint64(0)
@@ -67,6 +69,19 @@ def key_of(context: Sequence[int]) -> int:
     return key
 
 
+def _sets_for(least: int) -> int:
+    """So many at least, of sizes that grow by a third or a half, so that a table is seldom made anew."""
+    sets = LEAST_SETS
+    while sets < least:
+        sets = sets * 4 // 3 if sets % 3 == 0 else sets * 3 // 2
+    return sets
+
+
+def _numbers_for(agents: int) -> type[np.unsignedinteger[Any]]:
+    """What holds the numbers of so many agents."""
+    return np.uint8 if agents <= np.iinfo(np.uint8).max else np.uint16
+
+
 class Contexts:
     """Counts of what followed each context. A set-associative table: a context that finds its set full replaces the one
     that was seen least, and a follower that finds its context full the one that was counted least.
@@ -79,16 +94,16 @@ class Contexts:
         if not 2 <= memory < 1 << 15:
             raise ValueError(f"memory is {memory}; give from 2 to {(1 << 15) - 1} calls")
         self._memory = memory
-        self._make(32)
+        self._make(LEAST_SETS, np.uint8)
 
-    def _make(self, sets: int) -> None:
+    def _make(self, sets: int, numbers: type[np.unsignedinteger[Any]]) -> None:
         self._keys = np.zeros((sets, WAYS), np.uint64)
-        self._followers = np.zeros((sets, WAYS, FOLLOWERS), np.uint16)
+        self._followers = np.zeros((sets, WAYS, FOLLOWERS), numbers)
         self._counts = np.zeros((sets, WAYS, FOLLOWERS), np.uint8 if self._memory <= 255 else np.uint16)
 
     @classmethod
     def restored(cls, tables: Mapping[str, npt.NDArray[Any]], memory: int) -> Contexts:
-        """One that goes on from another's `tables`.
+        """One that goes on from another's `tables`, whatever their size.
 
         Raises:
             ValueError: they are not what such a table can be.
@@ -96,14 +111,14 @@ class Contexts:
         found = cls(memory)
         keys, followers, counts = (tables[name] for name in ("keys", "followers", "counts"))
         sets = len(keys)
-        if sets < 1 or sets & (sets - 1) or keys.shape != (sets, WAYS) or followers.shape != (sets, WAYS, FOLLOWERS):
+        if sets < 1 or keys.shape != (sets, WAYS) or followers.shape != (sets, WAYS, FOLLOWERS):
             raise ValueError(f"a table of contexts cannot have the shapes {keys.shape} and {followers.shape}")
         if counts.shape != followers.shape:
             raise ValueError(f"counts have the shape {counts.shape}, their followers {followers.shape}")
         if counts.size and int(counts.sum(axis=2, dtype=np.int64).max()) > memory:
             raise ValueError(f"counts of a context add up to more than its memory, {memory}")
-        found._make(sets)
-        found._keys[:], found._followers[:], found._counts[:] = keys, followers, counts
+        found._make(_sets_for(sets), _numbers_for(int(followers.max(initial=0))))
+        found._take_over(keys, followers, counts)
         return found
 
     def tables(self) -> dict[str, npt.NDArray[Any]]:
@@ -116,16 +131,20 @@ class Contexts:
 
     def reserve(self, agents: int) -> None:
         """Gives the table room for the contexts of so many agents; what it holds stays."""
-        sets = len(self._keys)
-        while sets * WAYS < agents * CONTEXTS_PER_AGENT:
-            sets *= 2
-        if sets == len(self._keys):
+        sets = max(len(self._keys), _sets_for(-(-agents * CONTEXTS_PER_AGENT // WAYS)))
+        numbers = np.promote_types(self._followers.dtype, _numbers_for(agents)).type
+        if sets == len(self._keys) and numbers == self._followers.dtype:
             return
-        keys, followers, counts = self._keys, self._followers, self._counts
-        self._make(sets)
-        for place in np.argwhere(keys != EMPTY):
-            row, way = self._claim(int(keys[tuple(place)]))
-            self._followers[row, way], self._counts[row, way] = followers[tuple(place)], counts[tuple(place)]
+        before = self._keys, self._followers, self._counts
+        self._make(sets, numbers)
+        self._take_over(*before)
+
+    def _take_over(
+        self, keys: Keys, followers: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]
+    ) -> None:
+        for place in map(tuple, np.argwhere(keys != EMPTY)):
+            row, way = self._claim(int(keys[place]))
+            self._followers[row, way], self._counts[row, way] = followers[place], counts[place]
 
     def count(self, key: int, follower: int) -> None:
         """The agent of this number has followed the context (0: the workflow has ended)."""
@@ -167,11 +186,11 @@ class Contexts:
 
     def _set_of(self, keys: Keys) -> npt.NDArray[np.int64]:
         mixed: npt.NDArray[np.int64] = ((keys * _MULTIPLIER) >> np.uint64(_SHIFT)).astype(np.int64)
-        return mixed & (len(self._keys) - 1)
+        return mixed * len(self._keys) >> _MIXED_BITS
 
     def _claim(self, key: int) -> tuple[int, int]:
         """Where the context is, or is to be."""
-        row = (key * int(_MULTIPLIER) & _WORD) >> _SHIFT & (len(self._keys) - 1)
+        row = ((key * int(_MULTIPLIER) & _WORD) >> _SHIFT) * len(self._keys) >> _MIXED_BITS
         ways = self._keys[row].tolist()
         if key in ways:
             return row, ways.index(key)

@@ -62,8 +62,7 @@ class CallGraph:
             raise ValueError(f"memory is {memory}; give at least 2 calls")
         self.agents = Agents(max_agents)
         self.memory = memory
-        # uint16 holds `memory` and is a quarter of what int64 would take.
-        self._counts = np.zeros((9, 9), np.uint16 if memory < 1 << 16 else np.uint32)
+        self._counts = np.zeros((9, 9), np.min_scalar_type(memory))
         self._means = np.zeros((9, 4), np.float32)
         self._known_at = np.zeros(9, np.uint32)
         self._calls = 0

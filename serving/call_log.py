@@ -65,9 +65,7 @@ class CallLog:
 
     def over(self, identity: RequestIdentity, at: float, usage: Usage, prompt: Sequence[int] = ()) -> None:
         """A call that has begun is over, in whatever way; `prompt` its token ids, empty if not known."""
-        if (
-            usage.output_tokens
-        ):  # a prompt that the engine refused, or never computed, is no example of what it can hold
+        if usage.output_tokens:  # a prompt that the engine refused may be more than it can hold
             self._anchors.answered(identity.agent, identity.workflow, prompt)
         known = self._paths.get(identity.workflow)
         if known is not None:

@@ -23,10 +23,17 @@ def soak(
     seed: Annotated[int, typer.Option(help="Seed of the load.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Load running engines at random under a stream of plans, then check their books. Exit code 1 on any fault."""
-    from serving.benchmark.soak import run_soak
+    """Load running engines at random under a stream of plans, then check their books.
 
-    result = run_soak(base_url, duration, lanes, plans_per_s, seed)
+    Exit code: 0 no fault, 1 calls failed or an engine's books are wrong, 2 no engine serves.
+    """
+    from serving.benchmark.soak import SoakError, run_soak
+
+    try:
+        result = run_soak(base_url, duration, lanes, plans_per_s, seed)
+    except SoakError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from None
     if as_json:
         typer.echo(json.dumps(result))
     else:
@@ -42,9 +49,9 @@ def soak(
 def cache_cost(
     starts: Annotated[
         int, typer.Option(min=0, help="Engines are started so often, some two minutes each time; 0: none are.")
-    ] = 4,
+    ] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many rounds, of each start.")] = 3,
-    requests: Annotated[int, typer.Option(min=1, help="Calls that each engine answers in a round.")] = 400,
+    requests: Annotated[int, typer.Option(min=1, help="Calls that each engine answers in a round.")] = 200,
     check: Annotated[bool, typer.Option("--check", help="Exit with 1 if a figure misses its budget.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:

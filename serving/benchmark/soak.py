@@ -20,6 +20,12 @@ from serving.calls import EngineQuery
 AGENTS = ("planner", "coder", "tester", "reviewer")
 POLICIES = ("lifecycle", "lookahead", "reuse", "reuse", "survival", "lru")
 DEPLOYMENT, APPLICATION = "EngineReplica", "forecache"
+READY_LIMIT_S = 120.0
+_LOOK_S = 0.5
+
+
+class SoakError(RuntimeError):
+    """There is nothing to load."""
 
 
 class Soak:
@@ -50,7 +56,7 @@ class Soak:
         ray.init(address="auto", namespace="serve", log_to_driver=False)
         handle = serve.get_deployment_handle(DEPLOYMENT, APPLICATION)
         async with httpx.AsyncClient(base_url=self._url, timeout=300) as http:
-            engines = [engine["id"] for engine in (await http.get("/engines")).json()["data"]]
+            engines = await engines_of(http, READY_LIMIT_S)
             model = (await http.get("/models")).json()["data"][0]["id"]
             until = time.monotonic() + seconds
             work = [self._lane(http, model, lane, until) for lane in range(self._lanes)]
@@ -64,7 +70,7 @@ class Soak:
         return {
             "counts": dict(self.counts),
             "errors": self.errors[:20],
-            "consistent": all(check.get("consistent") for check in checks.values()),
+            "consistent": bool(checks) and all(check.get("consistent") for check in checks.values()),
             "checks": checks,
             "engines": figures,
         }
@@ -139,6 +145,22 @@ class Soak:
 
     def _text(self, words: int) -> str:
         return " ".join(f"word{self._random.randrange(3000)}" for _ in range(words)) + " "
+
+
+async def engines_of(http: httpx.AsyncClient, limit_s: float) -> list[str]:
+    """The ids of the engines that serve, once there are any.
+
+    Raises:
+        SoakError: there is none within the limit, in seconds.
+    """
+    until = time.monotonic() + limit_s
+    while True:
+        found = [engine["id"] for engine in (await http.get("/engines")).json()["data"] if engine["healthy"]]
+        if found:
+            return found
+        if time.monotonic() >= until:
+            raise SoakError(f"no engine serves at {http.base_url} within {limit_s:g} s; see `serve status`")
+        await asyncio.sleep(_LOOK_S)
 
 
 async def _watch(progress: Any, until: float, seconds: float) -> None:

@@ -39,8 +39,8 @@ def soak(
     else:
         for name, count in sorted(result["counts"].items()):
             typer.echo(f"{name:24} {count}")
-        for error in result["errors"]:
-            typer.echo(f"error: {error}")
+        for line in result["errors"]:
+            typer.echo(f"error: {line}")
         typer.echo("the books of every engine are right" if result["consistent"] else f"WRONG: {result['checks']}")
     if result["errors"] or not result["consistent"]:
         raise typer.Exit(1)

@@ -77,11 +77,6 @@ def _sets_for(least: int) -> int:
     return sets
 
 
-def _numbers_for(agents: int) -> type[np.unsignedinteger[Any]]:
-    """What holds the numbers of so many agents."""
-    return np.uint8 if agents <= np.iinfo(np.uint8).max else np.uint16
-
-
 class Contexts:
     """Counts of what followed each context. A set-associative table: a context that finds its set full replaces the one
     that was seen least, and a follower that finds its context full the one that was counted least.
@@ -94,12 +89,12 @@ class Contexts:
         if not 2 <= memory < 1 << 15:
             raise ValueError(f"memory is {memory}; give from 2 to {(1 << 15) - 1} calls")
         self._memory = memory
-        self._make(LEAST_SETS, np.uint8)
+        self._make(LEAST_SETS, np.min_scalar_type(0))
 
-    def _make(self, sets: int, numbers: type[np.unsignedinteger[Any]]) -> None:
+    def _make(self, sets: int, numbers: np.dtype[Any]) -> None:
         self._keys = np.zeros((sets, WAYS), np.uint64)
         self._followers = np.zeros((sets, WAYS, FOLLOWERS), numbers)
-        self._counts = np.zeros((sets, WAYS, FOLLOWERS), np.uint8 if self._memory <= 255 else np.uint16)
+        self._counts = np.zeros((sets, WAYS, FOLLOWERS), np.min_scalar_type(self._memory))
 
     @classmethod
     def restored(cls, tables: Mapping[str, npt.NDArray[Any]], memory: int) -> Contexts:
@@ -117,7 +112,7 @@ class Contexts:
             raise ValueError(f"counts have the shape {counts.shape}, their followers {followers.shape}")
         if counts.size and int(counts.sum(axis=2, dtype=np.int64).max()) > memory:
             raise ValueError(f"counts of a context add up to more than its memory, {memory}")
-        found._make(_sets_for(sets), _numbers_for(int(followers.max(initial=0))))
+        found._make(_sets_for(sets), np.min_scalar_type(max(0, int(followers.max(initial=0)))))
         found._take_over(keys, followers, counts)
         return found
 
@@ -130,9 +125,10 @@ class Contexts:
         return self._keys.nbytes + self._followers.nbytes + self._counts.nbytes
 
     def reserve(self, agents: int) -> None:
-        """Gives the table room for the contexts of so many agents; what it holds stays."""
+        """Gives the table room for the contexts of so many agents. What it holds stays, but for what was seen least of
+        more contexts than share a place."""
         sets = max(len(self._keys), _sets_for(-(-agents * CONTEXTS_PER_AGENT // WAYS)))
-        numbers = np.promote_types(self._followers.dtype, _numbers_for(agents)).type
+        numbers = np.promote_types(self._followers.dtype, np.min_scalar_type(agents))
         if sets == len(self._keys) and numbers == self._followers.dtype:
             return
         before = self._keys, self._followers, self._counts
@@ -142,7 +138,9 @@ class Contexts:
     def _take_over(
         self, keys: Keys, followers: npt.NDArray[np.integer[Any]], counts: npt.NDArray[np.integer[Any]]
     ) -> None:
-        for place in map(tuple, np.argwhere(keys != EMPTY)):
+        held = np.argwhere(keys != EMPTY)
+        seen = counts[tuple(held.T)].sum(axis=1, dtype=np.int64)
+        for place in map(tuple, held[np.argsort(seen, kind="stable")]):  # who comes last, stays
             row, way = self._claim(int(keys[place]))
             self._followers[row, way], self._counts[row, way] = followers[place], counts[place]
 

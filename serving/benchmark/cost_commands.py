@@ -48,7 +48,7 @@ def soak(
 
 def cache_cost(
     starts: Annotated[
-        int, typer.Option(min=0, help="Engines are started so often, some two minutes each time; 0: none are.")
+        int, typer.Option(min=0, help="Engines are started so often, some five minutes each time; 0: none are.")
     ] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Each figure is the median of so many rounds, of each start.")] = 3,
     requests: Annotated[int, typer.Option(min=1, help="Calls that each engine answers in a round.")] = 200,

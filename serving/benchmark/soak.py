@@ -53,7 +53,10 @@ class Soak:
         import ray
         from ray import serve
 
-        ray.init(address="auto", namespace="serve", log_to_driver=False)
+        try:
+            ray.init(address="auto", namespace="serve", log_to_driver=False)
+        except ConnectionError as error:
+            raise SoakError("no Ray cluster runs on this machine; start engines with `serve run`") from error
         handle = serve.get_deployment_handle(DEPLOYMENT, APPLICATION)
         async with httpx.AsyncClient(base_url=self._url, timeout=300) as http:
             engines = await engines_of(http, READY_LIMIT_S)
@@ -62,11 +65,11 @@ class Soak:
             work = [self._lane(http, model, lane, until) for lane in range(self._lanes)]
             work += [self._plans(handle, engine, until) for engine in engines]
             await asyncio.gather(*work, _watch(progress, until, seconds))
-            checks = {
-                engine: (await http.get(f"/engines/{engine}/cache", params={"what": "check"})).json()
-                for engine in engines
-            }
             figures = (await http.get("/engines")).json()["data"]
+            checks = {
+                engine["id"]: (await http.get(f"/engines/{engine['id']}/cache", params={"what": "check"})).json()
+                for engine in figures
+            }
         return {
             "counts": dict(self.counts),
             "errors": self.errors[:20],
@@ -151,11 +154,15 @@ async def engines_of(http: httpx.AsyncClient, limit_s: float) -> list[str]:
     """The ids of the engines that serve, once there are any.
 
     Raises:
-        SoakError: there is none within the limit, in seconds.
+        SoakError: there is none within the limit, in seconds, or nobody listens.
     """
     until = time.monotonic() + limit_s
     while True:
-        found = [engine["id"] for engine in (await http.get("/engines")).json()["data"] if engine["healthy"]]
+        try:
+            known = (await http.get("/engines")).json()["data"]
+        except httpx.TransportError as error:
+            raise SoakError(f"{http.base_url} cannot be reached ({error}); see --base-url") from error
+        found = [engine["id"] for engine in known if engine["healthy"]]
         if found:
             return found
         if time.monotonic() >= until:

@@ -13,7 +13,7 @@ from predictor_workflows import retry_loops, trace_of
 
 from predictor_actor.agents import MAX_AGENTS
 from predictor_actor.base import Call, Prefix, WorkflowTrace
-from predictor_actor.contexts import MAX_ORDER, Contexts, Keys, key_of, keys_of
+from predictor_actor.contexts import FOLLOWERS, LEAST_SETS, MAX_ORDER, WAYS, Contexts, Keys, key_of, keys_of
 from predictor_actor.graph import CallGraph, Floats
 from predictor_actor.markov import Markov
 
@@ -147,15 +147,29 @@ class TestContexts:
     def test_room_for_more_agents_loses_nothing(self) -> None:
         table = Contexts()
         keys = keys_of(np.array(list(itertools.product(range(1, 6), repeat=2))))
-        for agents in range(1, MAX_AGENTS, 13):
-            table.reserve(agents)
-            for key in keys:
-                table.count(int(key), agents)
-                assert counted_in(table, keys[keys == key], agents + 1)[0, agents] == 1
         for key in keys:
             table.count(int(key), 3)
+        for agents in [*range(1, MAX_AGENTS, 13), MAX_AGENTS]:
+            table.reserve(agents)
+            assert (counted_in(table, keys, 4)[:, 3] == 1).all()
+
+    def test_the_last_of_as_many_agents_as_there_may_be_is_counted_too(self) -> None:
+        table = Contexts()
         table.reserve(MAX_AGENTS)
-        assert (counted_in(table, keys, 4)[:, 3] >= 1).all()
+        table.count(key_of([1, MAX_AGENTS]), MAX_AGENTS)
+        found = counted_in(table, keys_of(np.array([[1, MAX_AGENTS]])), MAX_AGENTS + 1)
+        assert found[0, MAX_AGENTS] == 1
+
+    def test_of_more_contexts_than_there_is_room_for_those_seen_most_are_taken_over(self) -> None:
+        keys = keys_of(np.array(list(itertools.product(range(1, 120), repeat=2)))[: 4 * LEAST_SETS * WAYS])
+        counts = np.zeros((len(keys) // WAYS, WAYS, FOLLOWERS), np.uint8)
+        counts[:, :, 0] = 1
+        often = keys[:: 8 * WAYS]  # one in each eighth row, the first in the table: others come after it
+        counts[::8, 0, 0] = 100
+        tables = {"keys": keys.reshape(-1, WAYS), "followers": np.ones_like(counts), "counts": counts}
+        smaller = Contexts(128)
+        smaller._take_over(tables["keys"], tables["followers"], tables["counts"])
+        assert (counted_in(smaller, often, 2)[:, 1] == 100).all()
 
     def test_a_table_goes_on_from_one_of_other_size_and_layout(self) -> None:
         table = Contexts()

@@ -30,3 +30,9 @@ async def test_without_engines_nothing_is_called_right() -> None:
     async with client([]) as http:
         with pytest.raises(SoakError, match="no engine serves at"):
             await engines_of(http, 0)
+
+
+async def test_an_endpoint_that_is_not_there_is_named() -> None:
+    async with httpx.AsyncClient(base_url="http://127.0.0.1:1/v1") as http:
+        with pytest.raises(SoakError, match=r"http://127\.0\.0\.1:1/v1/ cannot be reached"):
+            await engines_of(http, 60)

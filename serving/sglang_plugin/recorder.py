@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from typing import Any
 
@@ -53,9 +54,13 @@ def install() -> None:
     if not address or not runs_a_scheduler():
         return
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    from tqdm import tqdm  # type: ignore[import-untyped]
 
     from serving.sglang_plugin import plans
 
+    # By default a progress bar, such as that of loading weights, makes a named semaphore, for processes that share a
+    # terminal. When engine and resource tracker are killed at once it stays in /dev/shm.
+    tqdm.set_lock(threading.RLock())
     recorder = Recorder(address)
     plans.install(recorder.send)
     scheduler = f"{_SCHEDULER_MODULE}.Scheduler"

@@ -309,6 +309,13 @@ class TestLimits:
         assert "200000" in reply.json()["error"]["message"]
 
 
+def test_engines_have_no_semaphore_that_would_stay_if_they_were_killed(server: Server) -> None:
+    pids = [pid for engine in server.engines() for pid in engine["pids"]]
+    assert pids
+    for pid in pids:
+        assert "/dev/shm/sem." not in Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_answers_come_at_once_after_all_that(server: Server) -> None:
     started = time.monotonic()
     assert server.chat().status_code == 200
